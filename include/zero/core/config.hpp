@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// @file
+/// The library's version. Everything public lives in `zero::`, inside the inline namespace `v0`, so
+/// that two major versions can be linked into one program.
+
+#define ZERO_VERSION_MAJOR 0
+#define ZERO_VERSION_MINOR 1
+#define ZERO_VERSION_PATCH 0
+
+namespace zero::inline v0 {
+
+/// The version of the headers that a translation unit was compiled with.
+struct version_number {
+  int major;
+  int minor;
+  int patch;
+};
+
+inline constexpr version_number version{ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR, ZERO_VERSION_PATCH};
+
+}  // namespace zero::inline v0
