@@ -1,0 +1,15 @@
+# What zero's own programs (tests, examples, benchmarks) share. Nothing here reaches a user's target.
+
+# zero_program(target): warnings, and no compiler extensions.
+function(zero_program target)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+                                           $<$<BOOL:${ZERO_WARNINGS_AS_ERRORS}>:-Werror>)
+endfunction()
+
+# zero_skip(what why): say, now and in <build>/skipped.txt, that something isn't built or tested here.
+file(REMOVE "${PROJECT_BINARY_DIR}/skipped.txt")
+function(zero_skip what why)
+  message(STATUS "zero: skipped ${what}: ${why}")
+  file(APPEND "${PROJECT_BINARY_DIR}/skipped.txt" "${what}: ${why}\n")
+endfunction()
