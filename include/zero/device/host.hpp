@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/core/any_span.hpp>
+#include <zero/core/error.hpp>
+#include <zero/device/concept.hpp>
+#include <zero/device/host_convert.hpp>
+#include <zero/device/host_copy.hpp>
+#include <zero/device/host_stream.hpp>
+
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <string_view>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+/// @file
+/// `host`: the device whose memory is the process's own and whose work runs on the processor.
+
+namespace zero::inline v0 {
+
+class host {
+ public:
+  using stream = host_stream;
+  using event = host_event;
+
+  static constexpr std::string_view name = "host";
+  /// Every allocation starts at a multiple of this.
+  static constexpr std::size_t alignment_bytes = 64;
+
+  /// Memory with indeterminate contents, by one aligned `operator new` of exactly `bytes`; 0 bytes give
+  /// a null pointer. From 4 MiB on it is aligned for huge pages, and on Linux asks for them.
+  /// @throws zero::error  there is not that much memory.
+  [[nodiscard]] static void* allocate(std::size_t bytes) {
+    if (bytes == 0) {
+      return nullptr;
+    }
+    void* const memory = ::operator new(bytes, alignment(bytes), std::nothrow);
+    if (memory == nullptr) {
+      throw error{detail::text("host::allocate: no memory for ", bytes, " bytes")};
+    }
+#if defined(__linux__)
+    if (bytes >= huge_bytes) {
+      ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: small pages work too
+    }
+#endif
+    return memory;
+  }
+
+  /// Give back what `allocate(bytes)` returned.
+  static void deallocate(void* memory, std::size_t bytes) noexcept {
+    ::operator delete(memory, alignment(bytes));
+  }
+
+  /// Set every element of `to` to zero.
+  static void fill_zero(stream& stream, any_span to) {
+    stream.enqueue([to] {
+      if (!to.empty()) {
+        std::memset(to.data(), 0, to.bytes());
+      }
+    });
+  }
+
+  /// Copy elements of one dtype. The spans don't overlap, or are the same.
+  /// @throws zero::usage_error  another size or dtype.
+  static void copy(stream& stream, const_any_span from, any_span to) {
+    if (from.dtype() != to.dtype()) {
+      throw usage_error{detail::text("host::copy: expected ", zero::name(from.dtype()), ", actual ",
+                                     zero::name(to.dtype()))};
+    }
+    check_sizes("host::copy", from, to);
+    stream.enqueue([from, to] { detail::host_copy(to.data(), from.data(), from.bytes()); });
+  }
+
+  /// Convert elements between dtypes, rounding to nearest, ties to even. The spans don't overlap.
+  /// @throws zero::usage_error  another size.
+  static void convert(stream& stream, const_any_span from, any_span to) {
+    check_sizes("host::convert", from, to);
+    stream.enqueue([from, to] { detail::host_convert(from, to); });
+  }
+
+  /// Run `function(first, count)` over ranges that cover the elements [0, n) once each.
+  template <class Function>
+  static void launch(stream& stream, std::size_t n, Function function) {
+    stream.enqueue([n, function]() mutable {
+      if (n != 0) {
+        function(std::size_t{0}, n);
+      }
+    });
+  }
+
+  /// Write to `result` the sum of `function(first, count)` over ranges that cover [0, n) once each. The
+  /// sum over no range is `T{}`.
+  template <class T, class Function>
+  static void reduce(stream& stream, std::size_t n, Function function, T* result) {
+    stream.enqueue([n, function, result]() mutable {
+      *result = n != 0 ? function(std::size_t{0}, n) : T{};
+    });
+  }
+
+ private:
+  static constexpr std::size_t huge_bytes = std::size_t{4} << 20U;
+  static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20U;
+
+  static std::align_val_t alignment(std::size_t bytes) noexcept {
+    return std::align_val_t{bytes >= huge_bytes ? huge_page_bytes : alignment_bytes};
+  }
+
+  static void check_sizes(std::string_view operation, const_any_span from, any_span to) {
+    if (from.size() != to.size()) {
+      throw usage_error{detail::text(operation, ": expected ", from.size(), " elements, actual ", to.size())};
+    }
+  }
+};
+
+static_assert(device<host>);
+
+}  // namespace zero::inline v0

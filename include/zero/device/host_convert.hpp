@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/core/any_span.hpp>
+#include <zero/device/host_copy.hpp>
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+/// @file
+/// Conversion between element types on the host.
+
+namespace zero::inline v0::detail {
+
+/// Round to nearest, ties to even, once.
+template <element To, element From>
+[[nodiscard]] constexpr To round_to(From value) noexcept {
+  if constexpr (std::is_same_v<To, From>) {
+    return value;
+  } else if constexpr (std::is_same_v<From, double> && sizeof(To) == 2) {
+    // Through a float rounded to odd, whose last bit remembers that something was lost.
+    auto narrow = static_cast<float>(value);
+    auto bits = std::bit_cast<std::uint32_t>(narrow);
+    if (double{narrow} != value && value == value && bits % 2 == 0) {
+      bool const past = narrow > 0 ? double{narrow} > value : double{narrow} < value;
+      bits += past ? ~0U : 1U;
+    }
+    return static_cast<To>(std::bit_cast<float>(bits));
+  } else if constexpr (sizeof(From) == 2) {
+    return static_cast<To>(static_cast<float>(value));
+  } else {
+    return static_cast<To>(value);
+  }
+}
+
+/// Convert element by element. `to` has the size of `from`; the ranges don't overlap, or have one dtype
+/// and are the same.
+inline void host_convert(const_any_span from, any_span to) noexcept {
+  if (from.dtype() == to.dtype()) {
+    host_copy(to.data(), from.data(), from.bytes());
+    return;
+  }
+  visit(from.dtype(), [&]<class From>(std::type_identity<From>) {
+    visit(to.dtype(), [&]<class To>(std::type_identity<To>) {
+      auto const* const source = static_cast<From const*>(from.data());
+      auto* const target = static_cast<To*>(to.data());
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        target[i] = round_to<To>(source[i]);
+      }
+    });
+  });
+}
+
+}  // namespace zero::inline v0::detail
