@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/core/dtype.hpp>
+#include <zero/device/vector.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+/// @file
+/// `pack`: 16 bytes of float or double with arithmetic, so that a kernel is vectors at plain `-O2`. Each
+/// operation is rounded by itself, whatever the compiler's flags (`-ffast-math` excepted), so an element
+/// gets the same bits in every lane, at every alignment, and in every build.
+
+namespace zero::inline v0::detail {
+
+template <class T>
+struct pack_types;
+template <>
+struct pack_types<float> {
+  using vector = float_vector;
+  using mask = int_vector;
+};
+template <>
+struct pack_types<double> {
+  using vector = double_vector;
+  using mask = long_vector;
+};
+
+/// T is float or double.
+template <class T>
+class pack {
+ public:
+  using vector = typename pack_types<T>::vector;
+  /// What a comparison gives; `select` takes it.
+  using mask = typename pack_types<T>::mask;
+
+  static constexpr std::size_t size = 16 / sizeof(T);
+
+  pack() = default;
+  /// The same value in every lane.
+  pack(T value) noexcept {  // NOLINT(google-explicit-constructor): so that `2.0F * p` works
+    if constexpr (size == 4) {
+      vector_ = vector{value, value, value, value};
+    } else {
+      vector_ = vector{value, value};
+    }
+  }
+
+  explicit pack(vector value) noexcept : vector_{value} {}
+  [[nodiscard]] vector native() const noexcept { return vector_; }
+
+  /// `size` elements from memory that is aligned as one element is, converted (double to float: rounded).
+  template <element E>
+  [[nodiscard]] static pack load(E const* from) noexcept {
+    if constexpr (dtype_of<E> == dtype_of<T>) {
+      return pack{load_vector<vector>(from)};
+    } else if constexpr (dtype_of<E> == dtype::float32) {
+      return pack{load_widened(reinterpret_cast<float const*>(from))};
+    } else if constexpr (std::is_same_v<T, double>) {
+      return pack{vector{double{static_cast<float>(from[0])}, double{static_cast<float>(from[1])}}};
+    } else if constexpr (dtype_of<E> == dtype::float64) {
+      return pack{vector{static_cast<float>(from[0]), static_cast<float>(from[1]),
+                         static_cast<float>(from[2]), static_cast<float>(from[3])}};
+    } else if constexpr (dtype_of<E> == dtype::bfloat16) {
+      return pack{vector_cast<vector>(load_high_halves(from))};
+    } else {
+      return pack{widen_float16(load_high_halves(from))};
+    }
+  }
+
+  /// Write `size` elements, each rounded to nearest, ties to even. Only a pack of float can be written
+  /// as 16-bit floats.
+  template <element E>
+    requires(std::is_same_v<T, float> || sizeof(E) > 2)
+  void store(E* to) const noexcept {
+    if constexpr (dtype_of<E> == dtype_of<T>) {
+      std::memcpy(to, &vector_, sizeof vector_);
+    } else if constexpr (sizeof(E) > 2) {
+      for (std::size_t lane = 0; lane < size; ++lane) {
+        to[lane] = static_cast<E>(vector_[lane]);
+      }
+    } else if constexpr (dtype_of<E> == dtype::bfloat16) {
+      store_high_halves(to, round_to_bfloat16(vector_));
+    } else {
+      store_high_halves(to, round_to_float16(vector_));
+    }
+  }
+
+  [[nodiscard]] T operator[](std::size_t lane) const noexcept { return vector_[lane]; }
+
+  friend pack operator+(pack a, pack b) noexcept { return pack{a.vector_ + b.vector_}; }
+  friend pack operator-(pack a, pack b) noexcept { return pack{a.vector_ - b.vector_}; }
+  friend pack operator*(pack a, pack b) noexcept { return pack{rounded(a.vector_ * b.vector_)}; }
+  friend pack operator/(pack a, pack b) noexcept { return pack{a.vector_ / b.vector_}; }
+  friend pack operator-(pack a) noexcept { return pack{-a.vector_}; }
+  pack& operator+=(pack other) noexcept { return *this = *this + other; }
+  pack& operator-=(pack other) noexcept { return *this = *this - other; }
+  pack& operator*=(pack other) noexcept { return *this = *this * other; }
+  pack& operator/=(pack other) noexcept { return *this = *this / other; }
+
+  friend mask operator<(pack a, pack b) noexcept { return a.vector_ < b.vector_; }
+  friend mask operator>(pack a, pack b) noexcept { return a.vector_ > b.vector_; }
+  friend mask operator<=(pack a, pack b) noexcept { return a.vector_ <= b.vector_; }
+  friend mask operator>=(pack a, pack b) noexcept { return a.vector_ >= b.vector_; }
+  friend mask operator==(pack a, pack b) noexcept { return a.vector_ == b.vector_; }
+  friend mask operator!=(pack a, pack b) noexcept { return a.vector_ != b.vector_; }
+
+  /// Lane by lane `condition ? when_true : when_false`.
+  friend pack select(mask condition, pack when_true, pack when_false) noexcept {
+    return pack{detail::select(condition, when_true.vector_, when_false.vector_)};
+  }
+  /// Lane by lane `a > b ? a : b`: b where one of them is NaN.
+  friend pack max(pack a, pack b) noexcept { return select(a > b, a, b); }
+  friend pack abs(pack a) noexcept {
+    vector const sign = -vector{};
+    return pack{vector_cast<vector>(vector_cast<mask>(a.vector_) & ~vector_cast<mask>(sign))};
+  }
+  friend pack sqrt(pack a) noexcept { return pack{square_root(a.vector_)}; }
+
+ private:
+  vector vector_;
+};
+
+/// The lanes as double, exactly: the first two, then the last two.
+[[nodiscard]] inline std::array<pack<double>, 2> widen(pack<float> value) noexcept {
+  return {pack<double>{widen_low(value.native())}, pack<double>{widen_high(value.native())}};
+}
+
+}  // namespace zero::inline v0::detail
