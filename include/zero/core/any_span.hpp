@@ -25,12 +25,14 @@ class basic_any_span {
 
   template <element T, std::size_t Extent>
     requires(std::is_const_v<Void> || !std::is_const_v<T>)
-  basic_any_span(std::span<T, Extent> span) noexcept  // NOLINT(google-explicit-constructor): a span is one
+  // NOLINTNEXTLINE(google-explicit-constructor): a span is one
+  basic_any_span(std::span<T, Extent> span) noexcept
       : data_{span.data()}, size_{span.size()}, dtype_{dtype_of<T>} {}
 
   template <class Other>
     requires(std::is_const_v<Void> && !std::is_const_v<Other>)
-  basic_any_span(basic_any_span<Other> span) noexcept  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor): adds const
+  basic_any_span(basic_any_span<Other> span) noexcept
       : data_{span.data()}, size_{span.size()}, dtype_{span.dtype()} {}
 
   [[nodiscard]] Void* data() const noexcept { return data_; }
@@ -50,7 +52,8 @@ class basic_any_span {
     requires(!std::is_const_v<Void> || std::is_const_v<T>)
   [[nodiscard]] std::span<T> as() const {
     if (dtype_of<T> != dtype_) {
-      throw usage_error{detail::text("any_span: expected ", name(dtype_), ", actual ", name(dtype_of<T>))};
+      throw usage_error{
+          detail::text("any_span: expected ", name(dtype_), ", actual ", name(dtype_of<T>))};
     }
     return {static_cast<T*>(data_), size_};
   }

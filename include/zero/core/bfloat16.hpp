@@ -26,7 +26,8 @@ class bfloat16 {
   }
 
   /// Exact.
-  constexpr operator float() const noexcept {  // NOLINT(google-explicit-constructor): widening loses nothing
+  // NOLINTNEXTLINE(google-explicit-constructor): widening loses nothing
+  constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits_) << 16U);
   }
 

@@ -36,10 +36,22 @@ enum class dtype : std::uint8_t { float32, float64, float16, bfloat16 };
 template <class T>
 struct dtype_traits {};
 
-template <> struct dtype_traits<float> { static constexpr dtype value = dtype::float32; };
-template <> struct dtype_traits<double> { static constexpr dtype value = dtype::float64; };
-template <> struct dtype_traits<float16> { static constexpr dtype value = dtype::float16; };
-template <> struct dtype_traits<bfloat16> { static constexpr dtype value = dtype::bfloat16; };
+template <>
+struct dtype_traits<float> {
+  static constexpr dtype value = dtype::float32;
+};
+template <>
+struct dtype_traits<double> {
+  static constexpr dtype value = dtype::float64;
+};
+template <>
+struct dtype_traits<float16> {
+  static constexpr dtype value = dtype::float16;
+};
+template <>
+struct dtype_traits<bfloat16> {
+  static constexpr dtype value = dtype::bfloat16;
+};
 
 /// A type whose values can be stored in a tensor. A type of another size than its dtype is not one.
 template <class T>

@@ -3,7 +3,9 @@
 
 #include <zero/core/config.hpp>
 
+#include <array>
 #include <concepts>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -43,7 +45,11 @@ namespace detail {
 
 inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, std::integral auto part) { out += std::to_string(part); }
-inline void append(std::string& out, std::floating_point auto part) { out += std::to_string(part); }
+inline void append(std::string& out, std::floating_point auto part) {
+  std::array<char, 32> digits;
+  std::snprintf(digits.data(), digits.size(), "%g", static_cast<double>(part));
+  out += digits.data();
+}
 
 /// Join text and numbers into one message (no streams: they are slow to include).
 template <class... Parts>

@@ -43,7 +43,8 @@ class float16 {
   }
 
   /// Exact.
-  constexpr operator float() const noexcept {  // NOLINT(google-explicit-constructor): widening loses nothing
+  // NOLINTNEXTLINE(google-explicit-constructor): widening loses nothing
+  constexpr operator float() const noexcept {
     auto const sign = static_cast<std::uint32_t>(bits_ & 0x8000U) << 16U;
     auto const exponent = (bits_ >> 10U) & 0x1fU;
     auto const significand = static_cast<std::uint32_t>(bits_ & 0x3ffU);

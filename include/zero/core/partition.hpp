@@ -22,7 +22,8 @@ namespace zero::inline v0 {
     return value;
   }
   if (value > std::numeric_limits<std::uint64_t>::max() - (alignment - rest)) {
-    throw usage_error{detail::text("round_up: ", value, " to a multiple of ", alignment, " exceeds 64 bits")};
+    throw usage_error{
+        detail::text("round_up: ", value, " to a multiple of ", alignment, " exceeds 64 bits")};
   }
   return value + (alignment - rest);
 }
@@ -44,8 +45,8 @@ class partition {
     }
     slice_ = round_up(elements / parts + (elements % parts != 0 ? 1 : 0), alignment);
     if (slice_ > std::numeric_limits<std::uint64_t>::max() / parts) {
-      throw usage_error{detail::text("partition: ", elements, " elements over ", parts, " parts aligned to ",
-                                     alignment, " exceed 64 bits")};
+      throw usage_error{detail::text("partition: ", elements, " elements over ", parts,
+                                     " parts aligned to ", alignment, " exceed 64 bits")};
     }
   }
 
@@ -57,7 +58,9 @@ class partition {
   [[nodiscard]] constexpr std::uint64_t padded() const noexcept { return slice_ * parts_; }
   [[nodiscard]] constexpr std::uint64_t padding() const noexcept { return padded() - elements_; }
   /// Where slice `part` starts; may lie past the last real element.
-  [[nodiscard]] constexpr std::uint64_t offset(std::uint64_t part) const noexcept { return part * slice_; }
+  [[nodiscard]] constexpr std::uint64_t offset(std::uint64_t part) const noexcept {
+    return part * slice_;
+  }
   /// How many real elements slice `part` holds.
   [[nodiscard]] constexpr std::uint64_t size(std::uint64_t part) const noexcept {
     std::uint64_t const first = std::min(offset(part), elements_);
