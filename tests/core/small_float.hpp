@@ -10,8 +10,8 @@
 #include <limits>
 
 /// @file
-/// What IEEE 754 says of a 16-bit format with `ExponentBits`, computed in double, and the checks of a
-/// type `Float` against it.
+/// What IEEE 754 says of a 16-bit format with `ExponentBits`, computed in double, and the checks of
+/// a type `Float` against it.
 
 namespace small_float {
 
@@ -79,8 +79,8 @@ void check_round_trip() {
   CHECK(wrong == 0);
 }
 
-/// Between two neighbours, the midpoint rounds to the even one, and the floats beside it to the nearer
-/// one. Past the last one lies infinity, where the next value would be.
+/// Between two neighbours, the midpoint rounds to the even one, and the floats beside it to the
+/// nearer one. Past the last one lies infinity, where the next value would be.
 template <class Float, int ExponentBits>
 void check_midpoints() {
   using format = format<ExponentBits>;

@@ -17,7 +17,8 @@ class bfloat16 {
  public:
   bfloat16() = default;
 
-  /// Round to nearest, ties to even. Overflow gives infinity; a NaN stays a (quiet) NaN with its sign.
+  /// Round to nearest, ties to even. Overflow gives infinity; a NaN stays a (quiet) NaN with its
+  /// sign.
   constexpr explicit bfloat16(float value) noexcept {
     auto const bits = std::bit_cast<std::uint32_t>(value);
     bool const is_nan = (bits & 0x7fffffffU) > 0x7f800000U;

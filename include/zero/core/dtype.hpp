@@ -31,8 +31,8 @@ enum class dtype : std::uint8_t { float32, float64, float16, bfloat16 };
   return "unknown";
 }
 
-/// The customization point for element types: specialize it with `static constexpr dtype value` for a
-/// type that has the same layout (`__half`, `Eigen::bfloat16`).
+/// The customization point for element types: specialize it with `static constexpr dtype value` for
+/// a type that has the same layout (`__half`, `Eigen::bfloat16`).
 template <class T>
 struct dtype_traits {};
 

@@ -11,8 +11,9 @@
 #include <string_view>
 
 /// @file
-/// The exceptions that the library throws. A message names the operation, what was expected, what was
-/// found, and the rank: `reduce_scatter: expected a multiple of 4 elements, actual 10 (rank 2)`.
+/// The exceptions that the library throws. A message names the operation, what was expected, what
+/// was found, and the rank: `reduce_scatter: expected a multiple of 4 elements, actual 10
+/// (rank 2)`.
 
 namespace zero::inline v0 {
 

@@ -17,8 +17,8 @@ class float16 {
  public:
   float16() = default;
 
-  /// Round to nearest, ties to even. Overflow gives infinity, tiny values become subnormal or zero; a
-  /// NaN stays a (quiet) NaN with its sign.
+  /// Round to nearest, ties to even. Overflow gives infinity, tiny values become subnormal or zero;
+  /// a NaN stays a (quiet) NaN with its sign.
   constexpr explicit float16(float value) noexcept {
     auto const bits = std::bit_cast<std::uint32_t>(value);
     auto const sign = static_cast<std::uint16_t>((bits >> 16U) & 0x8000U);

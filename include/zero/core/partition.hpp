@@ -8,9 +8,9 @@
 #include <limits>
 
 /// @file
-/// `partition`: n elements cut into P equal slices whose starts are aligned. The last slices may hold
-/// fewer real elements than the others, or none; every slice has the same padded size, so collectives
-/// are even.
+/// `partition`: n elements cut into P equal slices whose starts are aligned. The last slices may
+/// hold fewer real elements than the others, or none; every slice has the same padded size, so
+/// collectives are even.
 
 namespace zero::inline v0 {
 
