@@ -5,6 +5,7 @@
 #include <zero/device/vector.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -49,6 +50,11 @@ class pack {
     }
   }
 
+  /// The same value in every lane, rounded to T.
+  template <std::floating_point Other>
+    requires(!std::same_as<Other, T>)
+  explicit pack(Other value) noexcept : pack{static_cast<T>(value)} {}
+
   explicit pack(vector value) noexcept : vector_{value} {}
   [[nodiscard]] vector native() const noexcept { return vector_; }
 
@@ -86,6 +92,19 @@ class pack {
       store_high_halves(to, round_to_bfloat16(vector_));
     } else {
       store_high_halves(to, round_to_float16(vector_));
+    }
+  }
+
+  /// The values that `store` to elements of E would leave there.
+  template <element E>
+    requires(std::is_same_v<T, float> || sizeof(E) == sizeof(T))
+  [[nodiscard]] pack rounded_to() const noexcept {
+    if constexpr (dtype_of<E> == dtype::bfloat16) {
+      return pack{vector_cast<vector>(round_to_bfloat16(vector_) & 0xffff0000U)};
+    } else if constexpr (dtype_of<E> == dtype::float16) {
+      return pack{widen_float16(round_to_float16(vector_))};
+    } else {
+      return *this;
     }
   }
 
