@@ -143,6 +143,41 @@ class pack {
   vector vector_;
 };
 
+/// Two packs from the next elements; 16-bit floats are read at once.
+template <class T, element E>
+[[nodiscard]] std::array<pack<T>, 2> load_two(E const* from) noexcept {
+  if constexpr (sizeof(E) == 2 && std::is_same_v<T, float>) {
+    auto const [first, second] = load_two_high_halves(from);
+    if constexpr (dtype_of<E> == dtype::bfloat16) {
+      return {pack<T>{vector_cast<float_vector>(first)}, pack<T>{vector_cast<float_vector>(second)}};
+    } else {
+      return {pack<T>{widen_float16(first)}, pack<T>{widen_float16(second)}};
+    }
+  } else {
+    return {pack<T>::load(from), pack<T>::load(from + pack<T>::size)};
+  }
+}
+
+/// Write both packs, as `pack::store` does it; 16-bit floats are written at once, and one test for both
+/// finds that no bfloat16 is NaN.
+template <class T, element E>
+void store_two(std::array<pack<T>, 2> const& from, E* to) noexcept {
+  auto const& [first, second] = from;
+  if constexpr (dtype_of<E> == dtype::float16) {
+    store_two_high_halves(to, round_to_float16(first.native()), round_to_float16(second.native()));
+  } else if constexpr (dtype_of<E> == dtype::bfloat16) {
+    if (!any_nan(first.native(), second.native())) [[likely]] {
+      store_two_high_halves(to, round_number_to_bfloat16(first.native()),
+                            round_number_to_bfloat16(second.native()));
+    } else {
+      store_two_high_halves(to, round_to_bfloat16(first.native()), round_to_bfloat16(second.native()));
+    }
+  } else {
+    first.store(to);
+    second.store(to + pack<T>::size);
+  }
+}
+
 /// The lanes as double, exactly: the first two, then the last two.
 [[nodiscard]] inline std::array<pack<double>, 2> widen(pack<float> value) noexcept {
   return {pack<double>{widen_low(value.native())}, pack<double>{widen_high(value.native())}};

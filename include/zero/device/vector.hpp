@@ -3,6 +3,7 @@
 
 #include <zero/core/config.hpp>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -66,8 +67,8 @@ template <class Mask, class Vector>
 #elif defined(__aarch64__)
   return vsqrtq_f32(value);
 #else
-  return float_vector{__builtin_sqrtf(value[0]), __builtin_sqrtf(value[1]), __builtin_sqrtf(value[2]),
-                      __builtin_sqrtf(value[3])};
+  return float_vector{__builtin_sqrtf(value[0]), __builtin_sqrtf(value[1]),
+                      __builtin_sqrtf(value[2]), __builtin_sqrtf(value[3])};
 #endif
 }
 
@@ -131,12 +132,51 @@ inline void store_high_halves(void* to, uint_vector value) noexcept {
 #endif
 }
 
+/// The same from eight 16-bit numbers, in order.
+[[nodiscard]] inline std::array<uint_vector, 2> load_two_high_halves(void const* from) noexcept {
+#if defined(__SSE2__)
+  auto const halves = _mm_loadu_si128(static_cast<__m128i const*>(from));
+  return {vector_cast<uint_vector>(_mm_unpacklo_epi16(_mm_setzero_si128(), halves)),
+          vector_cast<uint_vector>(_mm_unpackhi_epi16(_mm_setzero_si128(), halves))};
+#else
+  return {load_high_halves(from), load_high_halves(static_cast<std::uint16_t const*>(from) + 4)};
+#endif
+}
+
+/// Write the high half of each lane of both, in order.
+inline void store_two_high_halves(void* to, uint_vector first, uint_vector second) noexcept {
+#if defined(__SSE2__)
+  auto const low = _mm_srai_epi32(vector_cast<__m128i>(first), 16);
+  auto const high = _mm_srai_epi32(vector_cast<__m128i>(second), 16);
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm_packs_epi32(low, high));
+#else
+  store_high_halves(to, first);
+  store_high_halves(static_cast<std::uint16_t*>(to) + 4, second);
+#endif
+}
+
+/// Whether any lane of either is NaN.
+[[nodiscard]] inline bool any_nan(float_vector a, float_vector b) noexcept {
+#if defined(__SSE2__)
+  return _mm_movemask_ps(_mm_cmpunord_ps(a, b)) != 0;
+#else
+  auto const numbers = vector_cast<long_vector>((a == a) & (b == b));
+  return (numbers[0] & numbers[1]) != -1;
+#endif
+}
+
+/// `round_to_bfloat16` for what isn't NaN.
+[[nodiscard]] inline uint_vector round_number_to_bfloat16(float_vector value) noexcept {
+  auto const bits = vector_cast<uint_vector>(value);
+  return bits + 0x7fffU + ((bits >> 16U) & 1U);
+}
+
 /// A bfloat16 in the high halves, rounded as `bfloat16` does it; the low halves are to be ignored.
 [[nodiscard]] inline uint_vector round_to_bfloat16(float_vector value) noexcept {
   auto const bits = vector_cast<uint_vector>(value);
-  uint_vector const nearest = bits + 0x7fffU + ((bits >> 16U) & 1U);
   // NaN is what compares unequal to itself.
-  return select(vector_cast<uint_vector>(value == value), nearest, bits | 0x400000U);
+  return select(vector_cast<uint_vector>(value == value), round_number_to_bfloat16(value),
+                bits | 0x400000U);
 }
 
 /// A float16 in the high halves, rounded as `float16` does it.
@@ -159,16 +199,20 @@ inline void store_high_halves(void* to, uint_vector value) noexcept {
 
 /// The exact values of the float16 in the high halves; the low halves are zero.
 [[nodiscard]] inline float_vector widen_float16(uint_vector halves) noexcept {
-  uint_vector const magnitude = (halves & 0x7fff0000U) >> 3U;  // exponent and significand in their places
+  uint_vector const magnitude =
+      (halves & 0x7fff0000U) >> 3U;  // exponent and significand in their places
   auto const ordered = vector_cast<int_vector>(magnitude);
   uint_vector const normal = magnitude + 0x38000000U;
   // 2^-14 is put in front of a subnormal significand, and subtracted.
-  auto const subnormal = vector_cast<uint_vector>(vector_cast<float_vector>(magnitude + 0x38800000U) -
-                                                  vector_cast<float_vector>(uint_vector{} + 0x38800000U));
+  auto const subnormal =
+      vector_cast<uint_vector>(vector_cast<float_vector>(magnitude + 0x38800000U) -
+                               vector_cast<float_vector>(uint_vector{} + 0x38800000U));
   uint_vector const special = magnitude + 0x70000000U;
-  uint_vector const finite = select(vector_cast<uint_vector>(ordered < 0x00800000), subnormal, normal);
+  uint_vector const finite =
+      select(vector_cast<uint_vector>(ordered < 0x00800000), subnormal, normal);
   return vector_cast<float_vector>(
-      (halves & 0x80000000U) | select(vector_cast<uint_vector>(ordered < 0x0f800000), finite, special));
+      (halves & 0x80000000U) |
+      select(vector_cast<uint_vector>(ordered < 0x0f800000), finite, special));
 }
 
 }  // namespace zero::inline v0::detail
