@@ -29,10 +29,8 @@ class arena {
       : memory_{static_cast<std::byte*>(Device::allocate(bytes))}, size_{bytes} {}
 
   arena(arena&& other) noexcept
-      : memory_{std::exchange(other.memory_, nullptr)},
-        size_{std::exchange(other.size_, 0)},
-        used_{std::exchange(other.used_, 0)},
-        ledger_{std::exchange(other.ledger_, {})} {}
+      : memory_{std::exchange(other.memory_, nullptr)}, size_{std::exchange(other.size_, 0)},
+        used_{std::exchange(other.used_, 0)}, ledger_{std::exchange(other.ledger_, {})} {}
   arena& operator=(arena&& other) noexcept {
     arena moved{std::move(other)};
     std::swap(memory_, moved.memory_);
@@ -56,10 +54,11 @@ class arena {
   /// padding. The start is a multiple of `Device::alignment_bytes`; what that leaves unused after the
   /// range is padding too. A range of no bytes has no address of its own.
   /// @throws zero::usage_error  the arena is too small, or more bytes are real than there are.
-  [[nodiscard]] std::byte* take(category kind, std::uint64_t real_bytes, std::uint64_t total_bytes) {
+  [[nodiscard]] std::byte* take(category kind, std::uint64_t real_bytes,
+                                std::uint64_t total_bytes) {
     if (real_bytes > total_bytes) {
-      throw usage_error{detail::text("arena::take: expected at most ", total_bytes, " real bytes of ",
-                                     name(kind), ", actual ", real_bytes)};
+      throw usage_error{detail::text("arena::take: expected at most ", total_bytes,
+                                     " real bytes of ", name(kind), ", actual ", real_bytes)};
     }
     std::uint64_t const taken = taken_bytes(total_bytes);
     if (taken > size_ - used_) {

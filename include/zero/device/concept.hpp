@@ -15,11 +15,11 @@ namespace zero::inline v0 {
 
 /// A point in a stream's work: a copyable value, ready when default-constructed.
 template <class Event>
-concept device_event = std::default_initializable<Event> && std::copyable<Event> &&
-                       requires(Event const& event) {
-                         { event.ready() } -> std::same_as<bool>;
-                         event.wait();
-                       };
+concept device_event =
+    std::default_initializable<Event> && std::copyable<Event> && requires(Event const& event) {
+      { event.ready() } -> std::same_as<bool>;
+      event.wait();
+    };
 
 /// In-order work on a device, whose destructor waits for it.
 template <class Stream, class Event>
@@ -56,6 +56,7 @@ concept device =
       { Device::deallocate(memory, count) } noexcept;
       Device::fill_zero(stream, to);
       Device::copy(stream, from, to);
+      Device::add(stream, from, to);
       Device::convert(stream, from, to);
       Device::launch(stream, count, function);
       Device::reduce(stream, count, sum, result);

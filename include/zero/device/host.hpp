@@ -7,7 +7,9 @@
 #include <zero/device/host_convert.hpp>
 #include <zero/device/host_copy.hpp>
 #include <zero/device/host_stream.hpp>
+#include <zero/device/ordered_sum.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -67,10 +69,7 @@ class host {
   /// Copy elements of one dtype. The spans don't overlap, or are the same.
   /// @throws zero::usage_error  another size or dtype.
   static void copy(stream& stream, const_any_span from, any_span to) {
-    if (from.dtype() != to.dtype()) {
-      throw usage_error{detail::text("host::copy: expected ", zero::name(from.dtype()), ", actual ",
-                                     zero::name(to.dtype()))};
-    }
+    check_dtypes("host::copy", from, to);
     check_sizes("host::copy", from, to);
     stream.enqueue([from, to] { detail::host_copy(to.data(), from.data(), from.bytes()); });
   }
@@ -80,6 +79,17 @@ class host {
   static void convert(stream& stream, const_any_span from, any_span to) {
     check_sizes("host::convert", from, to);
     stream.enqueue([from, to] { detail::host_convert(from, to); });
+  }
+
+  /// Add elements of one dtype to others, in their accumulate type, rounded once. The spans don't overlap.
+  /// @throws zero::usage_error  another size or dtype.
+  static void add(stream& stream, const_any_span from, any_span to) {
+    check_dtypes("host::add", from, to);
+    check_sizes("host::add", from, to);
+    stream.enqueue([from, to] {
+      std::array<void const*, 1> const sources{from.data()};
+      detail::ordered_sum(sources, from.dtype(), to, true, 1);
+    });
   }
 
   /// Run `function(first, count)` over ranges that cover the elements [0, n) once each.
@@ -96,9 +106,8 @@ class host {
   /// sum over no range is `T{}`.
   template <class T, class Function>
   static void reduce(stream& stream, std::size_t n, Function function, T* result) {
-    stream.enqueue([n, function, result]() mutable {
-      *result = n != 0 ? function(std::size_t{0}, n) : T{};
-    });
+    stream.enqueue(
+        [n, function, result]() mutable { *result = n != 0 ? function(std::size_t{0}, n) : T{}; });
   }
 
  private:
@@ -109,9 +118,17 @@ class host {
     return std::align_val_t{bytes >= huge_bytes ? huge_page_bytes : alignment_bytes};
   }
 
+  static void check_dtypes(std::string_view operation, const_any_span from, any_span to) {
+    if (from.dtype() != to.dtype()) {
+      throw usage_error{detail::text(operation, ": expected ", zero::name(from.dtype()), ", actual ",
+                                     zero::name(to.dtype()))};
+    }
+  }
+
   static void check_sizes(std::string_view operation, const_any_span from, any_span to) {
     if (from.size() != to.size()) {
-      throw usage_error{detail::text(operation, ": expected ", from.size(), " elements, actual ", to.size())};
+      throw usage_error{
+          detail::text(operation, ": expected ", from.size(), " elements, actual ", to.size())};
     }
   }
 };

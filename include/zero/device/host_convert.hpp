@@ -3,9 +3,9 @@
 
 #include <zero/core/any_span.hpp>
 #include <zero/device/host_copy.hpp>
+#include <zero/device/pack.hpp>
 
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -47,7 +47,13 @@ inline void host_convert(const_any_span from, any_span to) noexcept {
     visit(to.dtype(), [&]<class To>(std::type_identity<To>) {
       auto const* const source = static_cast<From const*>(from.data());
       auto* const target = static_cast<To*>(to.data());
-      for (std::size_t i = 0; i < from.size(); ++i) {
+      std::size_t i = 0;
+      if constexpr (sizeof(From) <= 4 && sizeof(To) <= 4) {  // same bits, four at a time
+        for (; i + 4 <= from.size(); i += 4) {
+          pack<float>::load(source + i).store(target + i);
+        }
+      }
+      for (; i < from.size(); ++i) {
         target[i] = round_to<To>(source[i]);
       }
     });

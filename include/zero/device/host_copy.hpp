@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__)
+// The sanitizers of g++ don't see non-temporal stores.
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define ZERO_STREAMING_COPY 1
 #include <emmintrin.h>
 #endif
 
@@ -20,12 +22,13 @@ namespace zero::inline v0::detail {
 /// From this size on, a copy that is read again right after it is faster with non-temporal stores.
 inline constexpr std::size_t streaming_copy_bytes = std::size_t{1} << 20U;
 
-#if defined(__SSE2__)
+#ifdef ZERO_STREAMING_COPY
 /// Copy by non-temporal stores; the ranges don't overlap.
 inline void streaming_copy(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
   constexpr std::size_t line = 64;
   constexpr std::size_t page = 4096;
-  constexpr std::size_t block = 4 * page;  // four pages at once keep more of the memory busy than one
+  constexpr std::size_t block =
+      4 * page;  // four pages at once keep more of the memory busy than one
   std::size_t const head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
   std::memcpy(to, from, head);
   std::size_t first = head;
@@ -55,7 +58,7 @@ inline void host_copy(void* to, void const* from, std::size_t bytes) noexcept {
   if (bytes == 0 || to == from) {
     return;
   }
-#if defined(__SSE2__)
+#ifdef ZERO_STREAMING_COPY
   if (bytes >= streaming_copy_bytes) {
     streaming_copy(static_cast<std::byte*>(to), static_cast<std::byte const*>(from), bytes);
     return;
@@ -65,3 +68,5 @@ inline void host_copy(void* to, void const* from, std::size_t bytes) noexcept {
 }
 
 }  // namespace zero::inline v0::detail
+
+#undef ZERO_STREAMING_COPY

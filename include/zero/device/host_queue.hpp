@@ -23,8 +23,8 @@ namespace zero::inline v0::detail {
 
 /// Whether F can be work of a stream: the ring holds it by value, without an allocation.
 template <class F>
-concept stream_work = std::is_trivially_copyable_v<F> && std::is_invocable_v<F&> && sizeof(F) <= 128 &&
-                      alignof(F) <= alignof(std::max_align_t);
+concept stream_work = std::is_trivially_copyable_v<F> && std::is_invocable_v<F&> &&
+                      sizeof(F) <= 128 && alignof(F) <= alignof(std::max_align_t);
 
 /// One thread that runs work in the order in which it came.
 ///
@@ -34,9 +34,12 @@ class host_queue {
  public:
   static constexpr std::size_t capacity = 128;
 
-  host_queue() try : worker_{[this] { run(); }} {
-  } catch (std::system_error const& cause) {
-    throw error{text("host_stream: could not start a thread: ", std::string_view{cause.what()})};
+  host_queue() {
+    try {
+      worker_ = std::thread{[this] { run(); }};
+    } catch (std::system_error const& cause) {
+      throw error{text("host_stream: could not start a thread: ", cause.what())};
+    }
   }
   host_queue(host_queue const&) = delete;
   host_queue& operator=(host_queue const&) = delete;
@@ -52,7 +55,8 @@ class host_queue {
     {
       std::lock_guard const lock{enqueue_mutex_};
       std::uint64_t const place = enqueued_.load(std::memory_order_relaxed);
-      done_.wait_until([&] { return place - finished_.load(std::memory_order_acquire) < capacity; });
+      done_.wait_until(
+          [&] { return place - finished_.load(std::memory_order_acquire) < capacity; });
       slot& next = ring_[place % capacity];
       ::new (static_cast<void*>(next.work.data())) F(work);
       next.run = [](void* stored) { (*static_cast<F*>(stored))(); };
@@ -84,7 +88,8 @@ class host_queue {
 
   void run() noexcept {
     for (std::uint64_t place = 0;; ++place) {
-      arrived_.wait_until([&] { return enqueued() != place || stopping_.load(std::memory_order_acquire); });
+      arrived_.wait_until(
+          [&] { return enqueued() != place || stopping_.load(std::memory_order_acquire); });
       if (enqueued() == place) {
         return;
       }
@@ -113,7 +118,7 @@ class host_queue {
   waiter arrived_;
   waiter done_;
   std::array<slot, capacity> ring_;
-  std::thread worker_;  // last: it uses all of the above
+  std::thread worker_;
 };
 
 }  // namespace zero::inline v0::detail

@@ -20,7 +20,9 @@ class host_event {
   host_event() = default;
 
   /// Whether the work before the event has run, or was discarded after a failure.
-  [[nodiscard]] bool ready() const noexcept { return queue_ == nullptr || queue_->finished() >= place_; }
+  [[nodiscard]] bool ready() const noexcept {
+    return queue_ == nullptr || queue_->finished() >= place_;
+  }
 
   /// Wait for the work before the event. Rethrows what that work threw.
   void wait() const {
@@ -31,7 +33,8 @@ class host_event {
 
  private:
   friend class host_stream;
-  host_event(detail::host_queue& queue, std::uint64_t place) noexcept : queue_{&queue}, place_{place} {}
+  host_event(detail::host_queue& queue, std::uint64_t place) noexcept
+      : queue_{&queue}, place_{place} {}
 
   detail::host_queue* queue_ = nullptr;
   std::uint64_t place_ = 0;

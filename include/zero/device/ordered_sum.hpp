@@ -43,7 +43,8 @@ template <bool HasPartial, std::size_t Count, element Source, element Destinatio
                                  sum_end<accumulate_type<Source>> end) noexcept {
   using lanes = pack<accumulate_type<Source>>;
   constexpr std::size_t step = sum_step<accumulate_type<Source>>;
-  constexpr std::size_t ahead = 4096 / sizeof(Source);  // a page, which the processor doesn't look past
+  constexpr std::size_t ahead =
+      4096 / sizeof(Source);  // a page, which the processor doesn't look past
   std::array<Source const*, Count> sources;
   std::copy_n(from, Count, sources.begin());
   lanes const scale{end.scale};
@@ -150,8 +151,8 @@ void sum_many(std::span<void const* const> sources, Destination* to, std::size_t
 /// Ordering: runs in the caller.
 /// @throws zero::usage_error  no source, or dtypes that can't be summed: the destination has the sources'
 ///                            dtype, or one of the two is float32 and the other 16 bits wide.
-inline void ordered_sum(std::span<void const* const> sources, dtype source_type, any_span destination,
-                        bool add, double scale) {
+inline void ordered_sum(std::span<void const* const> sources, dtype source_type,
+                        any_span destination, bool add, double scale) {
   if (sources.empty()) {
     throw usage_error{"ordered_sum: expected at least 1 source, actual 0"};
   }
@@ -174,10 +175,11 @@ inline void ordered_sum(std::span<void const* const> sources, dtype source_type,
         for (std::size_t s = 0; s < sources.size(); ++s) {
           from[s] = static_cast<Source const*>(sources[s]);
         }
-        sum_few(std::span<Source const* const>{from.data(), sources.size()}, to, destination.size(), end);
+        sum_few(std::span<Source const* const>{from.data(), sources.size()}, to, destination.size(),
+                end);
       } else {
-        throw usage_error{text("ordered_sum: expected a destination of ", name(source_type), ", actual ",
-                               name(destination.dtype()))};
+        throw usage_error{text("ordered_sum: expected a destination of ", name(source_type),
+                               ", actual ", name(destination.dtype()))};
       }
     });
   });

@@ -149,7 +149,8 @@ template <class T, element E>
   if constexpr (sizeof(E) == 2 && std::is_same_v<T, float>) {
     auto const [first, second] = load_two_high_halves(from);
     if constexpr (dtype_of<E> == dtype::bfloat16) {
-      return {pack<T>{vector_cast<float_vector>(first)}, pack<T>{vector_cast<float_vector>(second)}};
+      return {pack<T>{vector_cast<float_vector>(first)},
+              pack<T>{vector_cast<float_vector>(second)}};
     } else {
       return {pack<T>{widen_float16(first)}, pack<T>{widen_float16(second)}};
     }
@@ -170,7 +171,8 @@ void store_two(std::array<pack<T>, 2> const& from, E* to) noexcept {
       store_two_high_halves(to, round_number_to_bfloat16(first.native()),
                             round_number_to_bfloat16(second.native()));
     } else {
-      store_two_high_halves(to, round_to_bfloat16(first.native()), round_to_bfloat16(second.native()));
+      store_two_high_halves(to, round_to_bfloat16(first.native()),
+                            round_to_bfloat16(second.native()));
     }
   } else {
     first.store(to);

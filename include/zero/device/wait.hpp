@@ -58,7 +58,9 @@ class waiter {
     // A read-modify-write, like the one of a thread that goes to sleep: whichever is second sees what
     // the other thread did before its own.
     if (sleeping_.fetch_add(0, std::memory_order_acq_rel) != 0) {
-      { std::lock_guard const lock{mutex_}; }
+      {
+        std::lock_guard const lock{mutex_};
+      }
       wake_.notify_all();
     }
   }
@@ -81,7 +83,8 @@ class waiter {
     sleeping_.fetch_add(1, std::memory_order_acq_rel);
     bool in_time = true;
     while (!ready() && in_time) {
-      if (deadline == clock::time_point::max()) {  // would overflow in the conversion to a system time
+      if (deadline ==
+          clock::time_point::max()) {  // would overflow in the conversion to a system time
         wake_.wait(lock);
       } else {
         in_time = wake_.wait_until(lock, deadline) == std::cv_status::no_timeout;
