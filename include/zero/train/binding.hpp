@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/comm/concept.hpp>
+#include <zero/comm/metered.hpp>
+#include <zero/device/arena.hpp>
+#include <zero/train/agreement.hpp>
+#include <zero/train/model_spec.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+/// @file
+/// `binding`: the arena of a model, the address of everything in it, and the engine's tensors bound to it.
+
+namespace zero::inline v0::detail {
+
+template <device Device>
+class binding {
+ public:
+  binding(model_spec const& spec, stage at, std::uint64_t rank)
+      : spec_{&spec}, stage_{at}, rank_{rank}, arena_{spec.planned().bytes.arena()} {
+    std::byte* const base = spec.map().regions.empty() ? nullptr : take_all();
+    base_ = base;
+  }
+  binding(binding const&) = delete;
+  binding& operator=(binding const&) = delete;
+  /// Leaves the engine's tensors empty: never dangling.
+  ~binding() {
+    if (!dropped_) {
+      unbind(&any_parameter::value);
+      unbind(&any_parameter::gradient);
+    }
+  }
+
+  /// Give the arena back; values are in their tensors' own storage.
+  void drop() {
+    unbind(&any_parameter::gradient);
+    arena_ = {};
+    dropped_ = true;
+  }
+
+  [[nodiscard]] layout const& of() const noexcept { return spec_->of(); }
+  [[nodiscard]] memory_map const& map() const noexcept { return spec_->map(); }
+  [[nodiscard]] stage const& at() const noexcept { return stage_; }
+  [[nodiscard]] std::uint64_t rank() const noexcept { return rank_; }
+  [[nodiscard]] any_parameter const& declared(std::size_t id) const noexcept { return spec_->declared()[id]; }
+
+  /// What was really taken, and what tensors that can't be rebound hold.
+  [[nodiscard]] memory_bytes ledger() const {
+    memory_bytes out = arena_.ledger();
+    for (std::size_t id = 0; id < spec_->declared().size(); ++id) {
+      any_parameter const& each = declared(id);
+      for (any_tensor const* tensor : {&each.value, &each.gradient}) {
+        bool const counts = tensor == &each.value || !each.is_frozen;
+        if (*tensor && !tensor->rebindable() && counts) {
+          out[category::engine] += tensor->elements().bytes();
+        }
+      }
+    }
+    return out;
+  }
+
+  [[nodiscard]] std::byte* at_offset(std::uint64_t offset) const noexcept { return base_ + offset; }
+
+  /// This rank's slice of a segment's values; null where they stay in their tensors.
+  [[nodiscard]] std::byte* value_shard(std::size_t s) const noexcept {
+    memory_map::segment const& where = map().segments[s];
+    if (where.values == memory_map::none) {
+      return nullptr;
+    }
+    return base_ + where.values + (stage_.shards_parameters() ? 0 : slice_bytes(s, segment(s).value));
+  }
+
+  /// Stages 0 to 2: the whole segment's values.
+  [[nodiscard]] std::byte* whole_values(std::size_t s) const noexcept {
+    return base_ + map().segments[s].values;
+  }
+
+  /// local_accumulate: where the engine's gradients of a segment are.
+  [[nodiscard]] std::byte* gradients(std::size_t s) const noexcept {
+    return base_ + map().segments[s].gradients;
+  }
+
+  /// The reduced gradient, whole or this rank's slice.
+  [[nodiscard]] std::byte* reduced(std::size_t s) const noexcept { return base_ + map().segments[s].reduced; }
+
+  /// Stages 0 to 2: a parameter's whole value.
+  [[nodiscard]] any_span value(std::size_t id) const {
+    layout::parameter const& p = of().parameters()[id];
+    if (!map().segments[p.segment].staged_values) {
+      return whole(whole_values(p.segment), p, p.spec.value);
+    }
+    return home(declared(id).value, map().value_homes[id], p.spec.size, p.spec.value);
+  }
+
+  /// local_accumulate: where a parameter's gradient is accumulated.
+  [[nodiscard]] any_span gradient(std::size_t id) const {
+    layout::parameter const& p = of().parameters()[id];
+    if (!map().segments[p.segment].staged_gradients) {
+      return whole(gradients(p.segment), p, p.spec.gradient);
+    }
+    return home(declared(id).gradient, map().gradient_homes[id], p.spec.size, p.spec.gradient);
+  }
+
+  /// The elements [first, first + count) of a parameter's value, which lie at `offset` of its segment and
+  /// in the range that this rank updates.
+  [[nodiscard]] any_span value_piece(std::size_t id, std::uint64_t first, std::uint64_t offset,
+                                     std::uint64_t count) const {
+    layout::parameter const& p = of().parameters()[id];
+    if (!stage_.shards_parameters()) {
+      return value(id).subspan(first, count);
+    }
+    std::uint64_t const local = offset - segment(p.segment).cut.offset(rank_);
+    return any_span{value_shard(p.segment), segment(p.segment).cut.slice(), p.spec.value}.subspan(local, count);
+  }
+
+  /// The same elements of its reduced gradient.
+  [[nodiscard]] any_span reduced_piece(std::size_t id, std::uint64_t first, std::uint64_t offset,
+                                       std::uint64_t count) const {
+    layout::parameter const& p = of().parameters()[id];
+    if (map().segments[p.segment].reduced == memory_map::none) {
+      return gradient(id).subspan(first, count);
+    }
+    layout::segment const& within = segment(p.segment);
+    std::uint64_t const local = offset - (stage_.reduces_whole() ? 0 : within.cut.offset(rank_));
+    return any_span{reduced(p.segment), within.cut.padded(), p.spec.reduced}.subspan(local, count);
+  }
+
+  /// The same elements of optimizer state `state` (master weights first where there are any).
+  [[nodiscard]] std::byte* state_piece(std::size_t s, std::size_t state, std::uint64_t offset) const noexcept {
+    std::uint64_t const local = offset - update_begin(s);
+    return base_ + map().segments[s].states[state] +
+           local * size_bytes(accumulate_dtype(segment(s).value));
+  }
+
+  /// The range of a segment that this rank updates.
+  [[nodiscard]] std::uint64_t update_begin(std::size_t s) const noexcept {
+    return stage_.replicates_updates() ? 0 : segment(s).cut.offset(rank_);
+  }
+  [[nodiscard]] std::uint64_t update_end(std::size_t s) const noexcept {
+    return stage_.replicates_updates() ? segment(s).cut.padded()
+                                       : segment(s).cut.offset(rank_) + segment(s).cut.slice();
+  }
+
+  /// Point a tensor at storage, where there is one and it can be.
+  static void rebind(any_tensor const& tensor, any_span storage) {
+    if (tensor && tensor.rebindable()) {
+      tensor.rebind(storage);
+    }
+  }
+
+  /// Fill the arena from existing values or initialisers, unit by unit, and bind the tensors to it.
+  ///
+  /// Collective: every rank calls it.
+  /// @throws zero::usage_error  ranks start from different values, and must not.
+  template <communicator Communicator>
+  void take_over(metered<Communicator>& comm, start how, bool binds_gradients) {
+    typename Device::stream stream{};
+    Device::fill_zero(stream, any_span{base_, arena_.size() / sizeof(float), dtype::float32});
+    comm.label(traffic::bind);
+    if (how == start::require_equal) {
+      check_equal(comm);
+    }
+    for (std::size_t id = 0; id < of().parameters().size(); ++id) {
+      any_parameter const& each = declared(id);
+      if (!each.initialiser && how == start::broadcast && each.value.elements().size() != 0) {
+        comm.broadcast(each.value.elements(), 0, stream);
+      }
+      fill(id, stream);
+      bool const whole = !stage_.shards_parameters();
+      rebind(each.value, whole ? value(id) : any_span{nullptr, 0, each.dtype});
+      bool const trainable = of().parameters()[id].spec.trainable;
+      rebind(each.gradient, trainable && binds_gradients ? gradient(id) : any_span{nullptr, 0, each.dtype});
+    }
+    stream.synchronize();
+  }
+
+ private:
+  void unbind(any_tensor any_parameter::*which) const {
+    for (any_parameter const& each : spec_->declared()) {
+      rebind(each.*which, {nullptr, 0, each.dtype});
+    }
+  }
+
+  std::byte* take_all() {
+    std::byte* first = nullptr;
+    bool is_first = true;
+    for (memory_map::region const& region : map().regions) {
+      std::byte* const taken = arena_.take(region.category, region.real_bytes, region.total_bytes);
+      first = is_first ? taken : first;
+      is_first = false;
+    }
+    return first;
+  }
+
+  [[nodiscard]] layout::segment const& segment(std::size_t s) const noexcept { return of().segments()[s]; }
+
+  [[nodiscard]] std::uint64_t slice_bytes(std::size_t s, dtype type) const noexcept {
+    return segment(s).cut.offset(rank_) * size_bytes(type);
+  }
+
+  [[nodiscard]] any_span whole(std::byte* base, layout::parameter const& p, dtype type) const noexcept {
+    return any_span{base, segment(p.segment).cut.padded(), type}.subspan(p.offset, p.spec.size);
+  }
+
+  [[nodiscard]] any_span home(any_tensor const& tensor, std::uint64_t offset, std::uint64_t size,
+                              dtype type) const {
+    if (tensor && !tensor.rebindable()) {
+      return tensor.elements();
+    }
+    return {offset == memory_map::none ? nullptr : base_ + offset, size, type};
+  }
+
+  /// Write the elements of parameter `id` that this rank holds, and their master weights.
+  void fill(std::size_t id, typename Device::stream& stream) {
+    layout::parameter const& p = of().parameters()[id];
+    layout::segment const& within = segment(p.segment);
+    any_parameter const& each = declared(id);
+    bool const sharded = stage_.shards_parameters();
+    std::uint64_t const begin = sharded ? within.cut.offset(rank_) : 0;
+    std::uint64_t const end = sharded ? begin + within.cut.slice() : within.cut.padded();
+    of().for_each_piece(within, begin, end, [&](std::size_t other, std::uint64_t first, std::uint64_t offset,
+                                                std::uint64_t count) {
+      if (other != id) {
+        return;
+      }
+      any_span const place = value_piece(id, first, offset, count);
+      if (each.initialiser) {
+        each.initialiser(place, first);
+      } else if (any_span const from = each.value.elements(); from.data() != place.data()) {
+        Device::copy(stream, from.subspan(first, count), place);
+      }
+    });
+    if (p.spec.trainable && has_master(p.spec.value)) {
+      of().for_each_piece(within, update_begin(p.segment), update_end(p.segment),
+                          [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
+                            if (other == id) {
+                              Device::convert(stream, value_piece(id, first, offset, count),
+                                              {state_piece(p.segment, 0, offset), count, dtype::float32});
+                            }
+                          });
+    }
+  }
+
+  /// 64 bits that differ, but for a chance of 2^-64, where the elements do.
+  [[nodiscard]] static std::uint64_t hash(any_span elements) {
+    std::uint64_t sum = 0xcbf29ce484222325U ^ elements.bytes();
+    auto const* const data = static_cast<std::byte const*>(elements.data());
+    for (std::size_t i = 0; i < elements.bytes(); i += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, data + i, std::min(sizeof word, elements.bytes() - i));
+      sum = (sum ^ word) * 0x9e3779b97f4a7c15U;
+      sum ^= sum >> 32U;
+    }
+    return sum;
+  }
+
+  template <class Communicator>
+  void check_equal(Communicator& comm) const {
+    std::vector<std::uint64_t> mine;
+    for (any_parameter const& each : spec_->declared()) {
+      mine.push_back(each.initialiser ? 0 : hash(each.value.elements()));
+    }
+    std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(comm.size()));
+    comm.exchange(std::as_bytes(std::span{mine}), std::as_writable_bytes(std::span{all}));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::size_t const id = i % mine.size();
+      if (all[i] != all[id]) {
+        throw usage_error{text("sharded_model: expected parameter '", declared(id).name,
+                               "' to start from the values of rank 0, actual others (rank ", i / mine.size(),
+                               ")")};
+      }
+    }
+  }
+
+  model_spec const* spec_;
+  stage stage_;
+  std::uint64_t rank_;
+  arena<Device> arena_;
+  std::byte* base_ = nullptr;
+  bool dropped_ = false;
+};
+
+}  // namespace zero::inline v0::detail
