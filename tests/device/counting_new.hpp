@@ -8,8 +8,12 @@
 
 /// @file
 /// Replaces the program's allocator by one that counts: included by one source of a test program. The
-/// sanitizers of clang++ have an allocator that can't be replaced; there `available` is false, and what
-/// is counted stays 0.
+/// sanitizers of clang++ have an allocator that can't be replaced, and that ends the program where there
+/// is no memory; there `available` is false, and what is counted stays 0.
+
+// Under a sanitizer too, memory that there isn't is an exception.
+extern "C" char const* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" char const* __tsan_default_options() { return "allocator_may_return_null=1"; }
 
 namespace counting_new {
 
@@ -58,7 +62,7 @@ inline constexpr std::size_t default_alignment = __STDCPP_DEFAULT_NEW_ALIGNMENT_
 }  // namespace counting_new
 
 #ifndef COUNTING_NEW_NOT_AVAILABLE
-// The forms that are not here call these.
+// All forms but those of arrays, which call these.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   return counting_new::allocate(bytes, counting_new::default_alignment);
 }
@@ -77,5 +81,27 @@ inline constexpr std::size_t default_alignment = __STDCPP_DEFAULT_NEW_ALIGNMENT_
 [[gnu::noinline]] void operator delete(void* memory, std::size_t,
                                        std::align_val_t alignment) noexcept {
   counting_new::deallocate(memory, static_cast<std::size_t>(alignment));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept {
+  try {
+    return ::operator new(bytes);
+  } catch (std::bad_alloc const&) {
+    return nullptr;
+  }
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment,
+                                     std::nothrow_t const&) noexcept {
+  try {
+    return ::operator new(bytes, alignment);
+  } catch (std::bad_alloc const&) {
+    return nullptr;
+  }
+}
+[[gnu::noinline]] void operator delete(void* memory, std::nothrow_t const&) noexcept {
+  ::operator delete(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t alignment,
+                                       std::nothrow_t const&) noexcept {
+  ::operator delete(memory, alignment);
 }
 #endif

@@ -40,8 +40,10 @@ class host {
     if (bytes == 0) {
       return nullptr;
     }
-    void* const memory = ::operator new(bytes, alignment(bytes), std::nothrow);
-    if (memory == nullptr) {
+    void* memory = nullptr;
+    try {
+      memory = ::operator new(bytes, alignment(bytes));
+    } catch (std::bad_alloc const&) {
       throw error{detail::text("host::allocate: no memory for ", bytes, " bytes")};
     }
 #if defined(__linux__)
@@ -120,8 +122,8 @@ class host {
 
   static void check_dtypes(std::string_view operation, const_any_span from, any_span to) {
     if (from.dtype() != to.dtype()) {
-      throw usage_error{detail::text(operation, ": expected ", zero::name(from.dtype()), ", actual ",
-                                     zero::name(to.dtype()))};
+      throw usage_error{detail::text(operation, ": expected ", zero::name(from.dtype()),
+                                     ", actual ", zero::name(to.dtype()))};
     }
   }
 
