@@ -167,6 +167,8 @@ class residency {
   }
 
   [[nodiscard]] bool resident(std::size_t b) const noexcept { return buckets_[b].slot != layout::none; }
+  /// A hash of the buckets gathered so far, in order: the same on all ranks, or they mix buckets up.
+  [[nodiscard]] std::uint64_t order() const noexcept { return hash_; }
   [[nodiscard]] residency_counts const& counts() const noexcept { return counts_; }
 
  private:
@@ -267,6 +269,7 @@ class residency {
     ++counts_.gathers;
     ++counts_.occupied;
     counts_.high_water = std::max(counts_.high_water, counts_.occupied);
+    hash_ = detail::hash_order(hash_, b);
     comm_->label(as);
     all_gather_bucket(
         *comm_, *layout_, b, [this](std::size_t index) { return memory_.shards[index]; },
@@ -304,6 +307,7 @@ class residency {
   std::vector<std::size_t> order_;          // first uses in this pass
   std::size_t cursor_ = 0;                  // in predicted_
   pass pass_ = pass::none;
+  std::uint64_t hash_ = 0;
   residency_counts counts_;
 };
 

@@ -194,6 +194,9 @@ class gradient_reducer {
     }
   }
 
+  /// A hash of the buckets reduced so far, in order.
+  [[nodiscard]] std::uint64_t order() const noexcept { return order_; }
+
   /// Gradient slots that hold a bucket, or one whose reduction still runs, at most so far.
   [[nodiscard]] std::size_t high_water() const noexcept { return high_water_; }
 
@@ -332,6 +335,7 @@ class gradient_reducer {
       }
     });
     comm_->label(traffic::gradients);
+    order_ = hash_order(order_, b);
     combine const how = policy_.per_microbatch && state.reductions > 0 ? combine::add : combine::overwrite;
     stage_gradients(b);
     auto const full = [this](std::size_t s) { return full_gradients(s); };
@@ -405,6 +409,7 @@ class gradient_reducer {
   std::vector<std::size_t> pending_;
   std::size_t in_order_ = 0;  // trainable buckets not yet reduced in the fixed order
   std::size_t high_water_ = 0;
+  std::uint64_t order_ = 0;
   bool last_ = false;
 };
 

@@ -266,7 +266,8 @@ class model {
       check_gradients();
       finish_microbatch();
       reducer_.finish_window();
-      update_.enqueue(optimizer, ran_, [this](std::size_t id) { return reducer_.had_gradient(id); });
+      update_.enqueue(optimizer, ran_, reducer_.order() ^ (residency_ ? residency_->order() : 0),
+                      [this](std::size_t id) { return reducer_.had_gradient(id); });
       reducer_.begin_window();
       ran_ = 0;
     });

@@ -42,21 +42,27 @@ class update {
          std::optional<double> clip_norm)
       : bound_{&bound}, comm_{&comm}, stream_{&communication}, clip_norm_{clip_norm},
         steps_(bound.of().parameters().size(), 0), had_(steps_.size(), 0),
-        message_(sizeof(header) + steps_.size()),
+        message_(round_up(sizeof(header) + steps_.size(), sizeof(float))),
         messages_(message_.size() * static_cast<std::size_t>(comm.size())),
         sums_(static_cast<std::size_t>(comm.size())), ready_(bound.of().buckets().size()) {}
 
-  /// Enqueue a step over a window of `microbatches`; `had_gradient(id)` is this rank's flag.
+  /// Enqueue a step over a window of `microbatches`; `order` is a hash of the order in which buckets were
+  /// gathered and reduced, and `had_gradient(id)` this rank's flag.
   template <class HadGradient>
-  void enqueue(Optimizer const& optimizer, std::uint64_t microbatches, HadGradient had_gradient) {
+  void enqueue(Optimizer const& optimizer, std::uint64_t microbatches, std::uint64_t order,
+               HadGradient had_gradient) {
     finished_.wait();
     optimizer_ = optimizer;
-    header_ = {microbatches, 0};
+    header_ = {microbatches, order, 0};
     for (std::size_t id = 0; id < steps_.size(); ++id) {
       message_[sizeof(header) + id] = static_cast<std::byte>(had_gradient(id) ? 1 : 0);
     }
-    run([this] { combine_flags(); });
+    run([this] { write_header(); });
+    collect(message_.data(), message_.size(), messages_.data());
+    run([this] { combine_headers(); });
     if (clip_norm_) {
+      run([this] { sum_squares(); });
+      collect(&sum_, sizeof sum_, sums_.data());
       run([this] { clip(); });
     }
     run([this] {
@@ -100,8 +106,10 @@ class update {
  private:
   struct header {
     std::uint64_t microbatches;
+    std::uint64_t order;
     double magnitude;
   };
+  static_assert(sizeof(norm_sum) % sizeof(float) == 0);
 
   /// Run work on the stream; what it throws is thrown by every rank.
   template <class Work>
@@ -132,26 +140,34 @@ class update {
     }
   }
 
-  /// Learn which parameters had a gradient on any rank, and the largest magnitude over all ranks.
-  void combine_flags() {
-    outcome_ = {};
+  /// Collect a few bytes of every rank, in line with the other collectives: a rank that is elsewhere is an
+  /// error at once.
+  void collect(void const* mine, std::size_t bytes, void* all) {
+    std::size_t const words = bytes / sizeof(float);
+    comm_->label(traffic::control);
+    comm_->all_gather(const_any_span{mine, words, dtype::float32},
+                      any_span{all, words * static_cast<std::size_t>(comm_->size()), dtype::float32},
+                      *stream_);
+  }
+
+  void write_header() {
     if (clip_norm_) {
       for_each_own_gradient([this](const_any_span gradient) {
         header_.magnitude = std::max(header_.magnitude, largest_magnitude(gradient));
       });
     }
     std::memcpy(message_.data(), &header_, sizeof header_);
-    comm_->exchange(message_, messages_);
+  }
+
+  /// Learn which parameters had a gradient on any rank, and the largest magnitude over all ranks.
+  void combine_headers() {
+    outcome_ = {};
     std::fill(had_.begin(), had_.end(), std::uint8_t{0});
     for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
       std::byte const* const message = messages_.data() + rank * message_.size();
       header other{};
       std::memcpy(&other, message, sizeof other);
-      if (other.microbatches != header_.microbatches) {
-        throw usage_error{text("step: expected a window of ", header_.microbatches,
-                               " micro-batches as here (rank ", comm_->rank(), "), actual ",
-                               other.microbatches, " (rank ", rank, ")")};
-      }
+      check_peer(other, rank);
       header_.magnitude = std::max(header_.magnitude, other.magnitude);
       for (std::size_t id = 0; id < had_.size(); ++id) {
         had_[id] |= static_cast<std::uint8_t>(message[sizeof(header) + id]);
@@ -160,15 +176,32 @@ class update {
     multiplier_ = 1.0 / static_cast<double>(header_.microbatches);
   }
 
-  /// The global norm: exact sums of slices, exchanged and added, so that every cut gives the same bits.
+  void check_peer(header const& peer, std::size_t rank) const {
+    if (peer.microbatches != header_.microbatches) {
+      throw usage_error{text("step: expected a window of ", header_.microbatches,
+                             " micro-batches as here (rank ", comm_->rank(), "), actual ", peer.microbatches,
+                             " (rank ", rank, ")")};
+    }
+    if (peer.order != header_.order) {
+      throw usage_error{text("step: expected units in one order on all ranks, actual another on rank ", rank,
+                             " than here (rank ", comm_->rank(), ")")};
+    }
+  }
+
+  void sum_squares() {
+    sum_ = {};
+    if (std::isfinite(header_.magnitude)) {
+      for_each_own_gradient(
+          [this](const_any_span gradient) { sum_ += sum_of_squares(gradient, header_.magnitude); });
+    }
+  }
+
+  /// The global norm: exact sums of slices, added, so that every cut gives the same bits.
   void clip() {
     if (!std::isfinite(header_.magnitude)) {
       outcome_ = {header_.magnitude, true};
       return;
     }
-    norm_sum mine{};
-    for_each_own_gradient([&](const_any_span gradient) { mine += sum_of_squares(gradient, header_.magnitude); });
-    comm_->exchange(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{sums_}));
     norm_sum total{};
     for (norm_sum const& each : sums_) {
       total += each;
@@ -258,7 +291,8 @@ class update {
   header header_{};
   std::vector<std::byte> message_;    // header, then a flag per parameter
   std::vector<std::byte> messages_;   // of all ranks
-  std::vector<norm_sum> sums_;
+  norm_sum sum_{};
+  std::vector<norm_sum> sums_;        // of all ranks
   double multiplier_ = 1;
   step_outcome outcome_;
   std::vector<event> ready_;          // per bucket
