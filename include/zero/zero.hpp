@@ -1,13 +1,30 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/collective.hpp>
+#include <zero/comm/collective_checks.hpp>
+#include <zero/comm/concept.hpp>
+#include <zero/comm/failure_scope.hpp>
+#include <zero/comm/metered.hpp>
+#include <zero/comm/reduce_ordered.hpp>
+#include <zero/comm/rendezvous.hpp>
+#include <zero/comm/run_threads.hpp>
+#include <zero/comm/solo.hpp>
+#include <zero/comm/thread_family.hpp>
+#include <zero/comm/thread_group.hpp>
+#include <zero/comm/threads.hpp>
+#include <zero/comm/traffic.hpp>
 #include <zero/core/any_span.hpp>
+#include <zero/core/any_tensor.hpp>
 #include <zero/core/bfloat16.hpp>
 #include <zero/core/config.hpp>
 #include <zero/core/dtype.hpp>
 #include <zero/core/error.hpp>
 #include <zero/core/float16.hpp>
+#include <zero/core/parameter.hpp>
 #include <zero/core/partition.hpp>
+#include <zero/core/placement.hpp>
+#include <zero/core/tensor_traits.hpp>
 #include <zero/device/arena.hpp>
 #include <zero/device/concept.hpp>
 #include <zero/device/host.hpp>
@@ -21,6 +38,32 @@
 #include <zero/device/pack.hpp>
 #include <zero/device/vector.hpp>
 #include <zero/device/wait.hpp>
+#include <zero/optim/adam.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/concept.hpp>
+#include <zero/optim/fused_update.hpp>
+#include <zero/optim/gradient_norm.hpp>
+#include <zero/optim/hyperparameter.hpp>
+#include <zero/optim/sgd.hpp>
+#include <zero/optim/sharded_state.hpp>
+#include <zero/shard/bucketed.hpp>
+#include <zero/shard/layout.hpp>
+#include <zero/shard/partitioned_buffer.hpp>
+#include <zero/shard/residency.hpp>
+#include <zero/train/accumulation.hpp>
+#include <zero/train/agreement.hpp>
+#include <zero/train/binding.hpp>
+#include <zero/train/gradient_reducer.hpp>
+#include <zero/train/lease.hpp>
+#include <zero/train/memory_map.hpp>
+#include <zero/train/model.hpp>
+#include <zero/train/model_spec.hpp>
+#include <zero/train/options.hpp>
+#include <zero/train/plan.hpp>
+#include <zero/train/precision.hpp>
+#include <zero/train/sharded_model.hpp>
+#include <zero/train/stage.hpp>
+#include <zero/train/update.hpp>
 
 /// @file
 /// All of the library that a plain C++20 compiler can use, but for checkpoints and `interop/`.
