@@ -4,6 +4,7 @@
 #include <zero/core/any_tensor.hpp>
 #include <zero/core/error.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -65,7 +66,7 @@ namespace detail {
 
 /// @throws zero::usage_error  the product exceeds 64 bits.
 [[nodiscard]] inline std::size_t element_count(zero::shape const& extents) {
-  std::size_t count = 1;
+  std::size_t count = std::ranges::count(extents, 0U) == 0 ? 1 : 0;
   for (std::size_t const extent : extents) {
     if (extent != 0 && count > std::numeric_limits<std::size_t>::max() / extent) {
       throw usage_error{"parameter: the shape's number of elements exceeds 64 bits"};
