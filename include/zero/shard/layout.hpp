@@ -81,7 +81,7 @@ class layout {
   };
 
   /// @throws zero::usage_error  no ranks; two parameters of one name; a tied name that nothing declares, or
-  ///                            that the unit itself declares.
+  ///                            that the unit itself declares; 2^56 elements or more.
   layout(std::vector<unit_spec> const& specs, std::uint64_t ranks, layout_options const& options)
       : ranks_{ranks} {
     if (ranks == 0) {
@@ -134,9 +134,16 @@ class layout {
 
  private:
   void add_parameters(std::vector<unit_spec> const& specs) {
+    constexpr std::uint64_t limit = std::uint64_t{1} << 56U;  // so that no count of bytes overflows
+    std::uint64_t total = 0;
     units_.resize(specs.size());
     for (std::size_t u = 0; u < specs.size(); ++u) {
       for (parameter_spec const& spec : specs[u].parameters) {
+        if (spec.size >= limit - total) {
+          throw usage_error{detail::text("layout: expected fewer than 2^56 elements, actual ", spec.size,
+                                         " in '", spec.name, "' after ", total)};
+        }
+        total += spec.size;
         if (find(spec.name) != none) {
           throw usage_error{detail::text("layout: expected one parameter named '", spec.name,
                                          "', actual two (a second use is declared with tied)")};
