@@ -145,7 +145,6 @@ void typed_update(Optimizer const& optimizer, std::int64_t step, double multipli
   return gradient == parameter || (size_bytes(parameter) == 2 && gradient == dtype::float32);
 }
 
-/// @throws zero::usage_error
 inline void check_piece(std::int64_t step, const_any_span parameter, void const* master,
                         const_any_span gradient) {
   if (step < 1) {
@@ -177,11 +176,18 @@ inline void check_piece(std::int64_t step, const_any_span parameter, void const*
 ///           (bfloat16, bfloat16), (float16, float32) or (float16, float16).
 /// Ordering: runs in the caller. An element gets the same bits however the elements are cut into pieces.
 /// @throws zero::usage_error  a step below 1, types that aren't such a pair, another number of
-///                            gradients than parameters, a master missing or not needed.
+///                            gradients than parameters, a master missing or not needed, a state
+///                            missing. Nothing was changed.
 template <elementwise_optimizer Optimizer>
 void fused_update(Optimizer const& optimizer, std::int64_t step, double multiplier,
                   update_piece<Optimizer> const& piece) {
   detail::check_piece(step, piece.parameter, piece.master, piece.gradient);
+  for (std::size_t k = 0; k < state_count<Optimizer>; ++k) {
+    if (piece.states[k] == nullptr && !piece.parameter.empty()) {
+      throw usage_error{
+          detail::text("fused_update: expected a state ", Optimizer::states[k], ", actual none")};
+    }
+  }
   visit(piece.parameter.dtype(), [&]<class Parameter>(std::type_identity<Parameter>) {
     if constexpr (sizeof(Parameter) == 2) {
       if (piece.gradient.dtype() == dtype::float32) {
