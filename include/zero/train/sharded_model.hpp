@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/device/host.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/lease.hpp>
 #include <zero/train/model.hpp>
