@@ -29,7 +29,8 @@
 
 namespace {
 
-constexpr std::size_t elements = std::size_t{1} << 25U;  // a thread's arrays: 512 MiB, past any cache
+constexpr std::size_t elements = std::size_t{1}
+                                 << 25U;  // a thread's arrays: 512 MiB, past any cache
 constexpr int pairs = 25;
 constexpr zero::adamw optimizer{.learning_rate = 1e-3, .weight_decay = 0.01};
 
@@ -203,8 +204,8 @@ void adamw(benchmark::State& state) {
     state.SetIterationTime(update);
   }
   auto const speed = [&](std::vector<double> const& seconds) {
-    return shard<Parameter>::bytes * static_cast<double>(elements * threads) / quantile(seconds, 0.5) /
-           1e9;
+    return shard<Parameter>::bytes * static_cast<double>(elements * threads) /
+           quantile(seconds, 0.5) / 1e9;
   };
   state.counters["ratio"] = quantile(ratios, 0.5);
   state.counters["ratio_low"] = quantile(ratios, 0.25);

@@ -50,7 +50,8 @@ TEST_CASE("the first step of adam has number 1") {
 TEST_CASE("adam names the hyperparameter that is out of its range") {
   CHECK_NOTHROW(zero::adam{}.validate());
   CHECK_THROWS_WITH_AS((zero::adam{.beta2 = 1}.validate()),
-                       "adam.beta2: expected at least 0 and less than 1, actual 1", zero::usage_error);
+                       "adam.beta2: expected at least 0 and less than 1, actual 1",
+                       zero::usage_error);
   CHECK_THROWS_WITH_AS(
       (zero::adam{.learning_rate = std::numeric_limits<double>::quiet_NaN()}.validate()),
       "adam.learning_rate: expected a finite number of at least 0, actual nan", zero::usage_error);

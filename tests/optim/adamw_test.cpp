@@ -59,17 +59,17 @@ TEST_CASE("adamw decays the master of the parameters that have a decay, and thos
     for (auto const [first, count, decay] : pieces) {
       zero::adamw const optimizer{.learning_rate = 1.0, .weight_decay = decay};
       auto const g = std::span{gradient}.subspan(first, count);
-      zero::fused_update(optimizer, step, 1.0,
-                         zero::update_piece<zero::adamw>{
-                             .parameter = std::span{half}.subspan(first, count),
-                             .master = master.data() + first,
-                             .gradient = g,
-                             .states = {m.data() + first, v.data() + first}});
-      zero::fused_update(optimizer, step, 1.0,
-                         zero::update_piece<zero::adamw>{
-                             .parameter = std::span{single}.subspan(first, count),
-                             .gradient = g,
-                             .states = {m.data() + first, v.data() + first}});
+      zero::fused_update(
+          optimizer, step, 1.0,
+          zero::update_piece<zero::adamw>{.parameter = std::span{half}.subspan(first, count),
+                                          .master = master.data() + first,
+                                          .gradient = g,
+                                          .states = {m.data() + first, v.data() + first}});
+      zero::fused_update(
+          optimizer, step, 1.0,
+          zero::update_piece<zero::adamw>{.parameter = std::span{single}.subspan(first, count),
+                                          .gradient = g,
+                                          .states = {m.data() + first, v.data() + first}});
     }
   }
   double const tenth_power = 0.3486784401;  // 0.9^10
@@ -121,7 +121,8 @@ TEST_CASE("adamw names the hyperparameter that is out of its range") {
   std::string const finite = ": expected a finite number of at least 0, actual ";
   std::string const rate = ": expected at least 0 and less than 1, actual ";
   CHECK(message({}) == "");
-  CHECK(message({.learning_rate = 0, .beta1 = 0, .beta2 = 0, .epsilon = 0, .weight_decay = 0}) == "");
+  CHECK(message({.learning_rate = 0, .beta1 = 0, .beta2 = 0, .epsilon = 0, .weight_decay = 0}) ==
+        "");
   CHECK(message({.learning_rate = nan}) == "adamw.learning_rate" + finite + "nan");
   CHECK(message({.learning_rate = -1e-10}) == "adamw.learning_rate" + finite + "-1e-10");
   CHECK(message({.learning_rate = infinity}) == "adamw.learning_rate" + finite + "inf");

@@ -154,5 +154,6 @@ TEST_CASE("the square root of every type that an update gets is correctly rounde
   auto const doubles = zero::sqrt(zero::detail::pack<double>(2.0));
   CHECK(doubles[0] == 0x1.6a09e667f3bcdp+0);
   CHECK(doubles[1] == 0x1.6a09e667f3bcdp+0);
-  static_assert(!std::is_invocable_v<decltype([](auto x) -> decltype(zero::sqrt(x)) { return x; }), int>);
+  static_assert(
+      !std::is_invocable_v<decltype([](auto x) -> decltype(zero::sqrt(x)) { return x; }), int>);
 }

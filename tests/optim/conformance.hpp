@@ -100,7 +100,8 @@ class shard {
 template <class Parameter, class Gradient, class Optimizer>
 void check_cuts(Optimizer const& optimizer) {
   std::mt19937 random{7};
-  for (unsigned const size : {0U, 1U, 2U, 3U, 4U, 5U, 7U, 8U, 9U, 15U, 16U, 17U, 31U, 64U, 100U, 1001U}) {
+  for (unsigned const size :
+       {0U, 1U, 2U, 3U, 4U, 5U, 7U, 8U, 9U, 15U, 16U, 17U, 31U, 64U, 100U, 1001U}) {
     shard<Optimizer, Parameter, Gradient> const start{size, size};
     auto whole = start;
     auto cut = start;
@@ -134,7 +135,8 @@ void check_master(Optimizer const& optimizer) {
   for (std::int64_t step = 1; step <= 3; ++step) {
     zero::fused_update(optimizer, step, 1.0, data.piece(0, data.size()));
   }
-  CHECK(std::memcmp(gradient.data(), data.gradient().data(), gradient.size() * sizeof(Gradient)) == 0);
+  CHECK(std::memcmp(gradient.data(), data.gradient().data(), gradient.size() * sizeof(Gradient)) ==
+        0);
   bool rounded = true;
   for (std::size_t i = 0; i < data.master().size(); ++i) {
     rounded = rounded && data.parameter()[i].bits() == Parameter(data.master()[i]).bits();

@@ -30,11 +30,11 @@ struct element {
 
   std::string update(dtype parameter_type, dtype gradient_type, bool with_master) {
     try {
-      zero::fused_update(zero::plain_sgd{.learning_rate = 1}, 1, 1.0,
-                         zero::update_piece<zero::plain_sgd>{
-                             .parameter = {parameter.data(), 1, parameter_type},
-                             .master = with_master ? master.data() : nullptr,
-                             .gradient = {gradient.data(), 1, gradient_type}});
+      zero::fused_update(
+          zero::plain_sgd{.learning_rate = 1}, 1, 1.0,
+          zero::update_piece<zero::plain_sgd>{.parameter = {parameter.data(), 1, parameter_type},
+                                              .master = with_master ? master.data() : nullptr,
+                                              .gradient = {gradient.data(), 1, gradient_type}});
     } catch (zero::usage_error const& error) {
       return error.what();
     }
@@ -78,7 +78,8 @@ TEST_CASE("a bad argument is refused before anything is changed") {
   zero::update_piece<zero::adamw> const good{.parameter = std::span{parameter},
                                              .gradient = std::span{gradient},
                                              .states = {m.data(), v.data()}};
-  auto const message = [](std::int64_t step, zero::update_piece<zero::adamw> const& piece) -> std::string {
+  auto const message = [](std::int64_t step,
+                          zero::update_piece<zero::adamw> const& piece) -> std::string {
     try {
       zero::fused_update(zero::adamw{}, step, 1.0, piece);
     } catch (zero::usage_error const& error) {
@@ -166,11 +167,11 @@ TEST_CASE_TEMPLATE("NaN and infinity stay in their element", T, float, double, z
   gradient[9] = make(std::numeric_limits<float>::infinity());
   gradient[21] = make(-std::numeric_limits<float>::infinity());
   gradient[22] = make(-std::numeric_limits<float>::quiet_NaN());
-  zero::fused_update(zero::plain_sgd{.learning_rate = 0.5}, 1, 1.0,
-                     zero::update_piece<zero::plain_sgd>{
-                         .parameter = std::span{parameter},
-                         .master = sizeof(T) == 2 ? master.data() : nullptr,
-                         .gradient = std::span{gradient}});
+  zero::fused_update(
+      zero::plain_sgd{.learning_rate = 0.5}, 1, 1.0,
+      zero::update_piece<zero::plain_sgd>{.parameter = std::span{parameter},
+                                          .master = sizeof(T) == 2 ? master.data() : nullptr,
+                                          .gradient = std::span{gradient}});
   for (std::size_t i = 0; i < size; ++i) {
     CAPTURE(i);
     auto const value = static_cast<real>(parameter[i]);

@@ -29,7 +29,8 @@ TEST_CASE("a decay rate is in [0, 1)") {
   }
 }
 
-TEST_CASE("the message names optimizer, field, what was expected and every digit of what was found") {
+TEST_CASE(
+    "the message names optimizer, field, what was expected and every digit of what was found") {
   CHECK_THROWS_WITH_AS(zero::check_decay_rate("mine", "beta", 1.0000000000000002),
                        "mine.beta: expected at least 0 and less than 1, actual 1.0000000000000002",
                        zero::usage_error);

@@ -82,9 +82,10 @@ TEST_CASE("sgd names the hyperparameter that is out of its range") {
   CHECK_THROWS_WITH_AS((zero::sgd{.nesterov = true}.validate()),
                        "sgd.momentum: expected more than 0 with nesterov, actual 0",
                        zero::usage_error);
-  CHECK_THROWS_WITH_AS((zero::plain_sgd{.learning_rate = nan}.validate()),
-                       "plain_sgd.learning_rate: expected a finite number of at least 0, actual nan",
-                       zero::usage_error);
+  CHECK_THROWS_WITH_AS(
+      (zero::plain_sgd{.learning_rate = nan}.validate()),
+      "plain_sgd.learning_rate: expected a finite number of at least 0, actual nan",
+      zero::usage_error);
   CHECK_THROWS_WITH_AS((zero::plain_sgd{.weight_decay = -1}.validate()),
                        "plain_sgd.weight_decay: expected a finite number of at least 0, actual -1",
                        zero::usage_error);

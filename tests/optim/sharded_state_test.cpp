@@ -84,8 +84,9 @@ TEST_CASE("shards of a vector on 1, 2, 3, 4 and 8 ranks are updated to the bits 
       }
       CHECK(state.steps() == 3);
       auto const m = state.state("m").as<float>();
-      CHECK(std::equal(m.begin(), m.end(), reference.state("m").as<float>().begin() +
-                                               static_cast<std::ptrdiff_t>(first)));
+      CHECK(std::equal(
+          m.begin(), m.end(),
+          reference.state("m").as<float>().begin() + static_cast<std::ptrdiff_t>(first)));
     }
     CHECK(parameter == whole);
   }

@@ -23,7 +23,7 @@
 ///
 /// Each square is rounded to a multiple of a unit, 2^-80 of a power of four above the largest square,
 /// and the multiples are added as integers. So the sum of n squares is off by n/2 units at most: exact
-/// where no magnitude's lowest bit is below 2^-40 of the anchor.
+/// where every magnitude is a multiple of a power of two that is at least 2^-39 of the anchor.
 
 namespace zero::inline v0 {
 
@@ -44,7 +44,7 @@ inline constexpr int square_bits = 40;
 }  // namespace detail
 
 /// A sum of squares in units that follow from the anchor: sums with one anchor can be added, exactly.
-/// Plain bytes, to be sent as such. Up to 2^46 elements.
+/// Plain bytes, to be sent as such. Up to 2^47 elements.
 class norm_sum {
  public:
   constexpr norm_sum() = default;
@@ -175,11 +175,10 @@ template <class T>
 /// are none.
 [[nodiscard]] inline double largest_magnitude(const_any_span gradient) {
   return visit(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-    using bits = std::conditional_t<
-        sizeof(T) == 8, std::int64_t,
-        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int16_t>>;
-    auto const largest =
-        detail::largest_magnitude_bits<bits>(static_cast<T const*>(gradient.data()), gradient.size());
+    using bits = std::conditional_t<sizeof(T) == 8, std::int64_t,
+                                    std::conditional_t<sizeof(T) == 4, std::int32_t, std::int16_t>>;
+    auto const largest = detail::largest_magnitude_bits<bits>(
+        static_cast<T const*>(gradient.data()), gradient.size());
     auto const value = static_cast<double>(std::bit_cast<T>(largest));
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();
   });
