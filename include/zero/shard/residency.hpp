@@ -85,7 +85,7 @@ class residency {
       state& s = buckets_[b];
       if (s.slot != layout::none && s.live == 0 && !keeps()) {
         if (!s.opened) {  // gathered ahead of a use that never came
-          comm_->move(label(), traffic::mispredicted, gather_bytes(b));
+          comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(b));
         }
         drop(b);
       }
@@ -121,6 +121,11 @@ class residency {
     }
     if (s.slot == layout::none) {
       gather(b, take_slot(b), s.gathered ? traffic::mispredicted : label());
+    } else if (s.recomputing) {  // the recomputation that is open around this use gathered for it, too
+      comm_->move(s.gathered_as, label(), gather_bytes(b));
+      s.gathered_as = label();
+      s.recomputing = false;
+      s.gathered = true;
     }
     ++s.live;
     prefetch();
@@ -142,7 +147,7 @@ class residency {
   void close_recomputation(std::size_t b) noexcept {
     state& s = buckets_[b];
     --s.live;
-    if (s.live == 0 && s.recomputing) {
+    if (s.live == 0 && (s.recomputing || is_used_up(s))) {
       drop(b);
     }
   }
@@ -153,9 +158,8 @@ class residency {
     auto const& users = layout_->buckets()[b].users;
     auto const user = std::find(users.begin(), users.end(), u);
     s.used[static_cast<std::size_t>(user - users.begin())] = true;
-    s.recomputing = false;
     --s.live;
-    if (s.live == 0 && !keeps() && std::find(s.used.begin(), s.used.end(), false) == s.used.end()) {
+    if (s.live == 0 && is_used_up(s)) {
       drop(b);
     }
   }
@@ -178,12 +182,18 @@ class residency {
     bool opened = false;       // used in this pass
     bool gathered = false;     // gathered in this pass
     bool recomputing = false;  // gathered for a recomputation only
+    traffic gathered_as = traffic::parameters;
     std::vector<bool> used;    // which of its users have used it in this pass
     event ready;
   };
 
   [[nodiscard]] bool keeps() const noexcept {
     return options_.keep_after_forward && pass_ == pass::forward;
+  }
+
+  /// Each of its users has used it in this pass.
+  [[nodiscard]] bool is_used_up(state const& s) const noexcept {
+    return !keeps() && std::find(s.used.begin(), s.used.end(), false) == s.used.end();
   }
 
   [[nodiscard]] traffic label() const noexcept {
@@ -244,7 +254,7 @@ class residency {
       state const& s = buckets_[other];
       if (s.slot != layout::none && s.live == 0 && !s.opened) {
         slot = s.slot;
-        comm_->move(label(), traffic::mispredicted, gather_bytes(other));
+        comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(other));
         buckets_[other].gathered = false;
         drop(other);
       }
@@ -262,19 +272,21 @@ class residency {
   }
 
   void gather(std::size_t b, std::size_t slot, traffic as) {
-    state& s = buckets_[b];
+    comm_->label(as);
+    all_gather_bucket(
+        *comm_, *layout_, b, [this](std::size_t index) { return memory_.shards[index]; },
+        [this, slot](std::size_t index) { return memory_.slots[slot] + memory_.segment_offsets[index]; },
+        segments::all, *stream_);
+    state& s = buckets_[b];  // changed by a gather that was enqueued only
+    s.ready = stream_->record();
     s.slot = slot;
     s.gathered = true;
+    s.gathered_as = as;
     slots_[slot] = b;
     ++counts_.gathers;
     ++counts_.occupied;
     counts_.high_water = std::max(counts_.high_water, counts_.occupied);
     hash_ = detail::hash_order(hash_, b);
-    comm_->label(as);
-    all_gather_bucket(
-        *comm_, *layout_, b, [this](std::size_t index) { return memory_.shards[index]; },
-        [this](std::size_t index) { return address(index); }, segments::all, *stream_);
-    s.ready = stream_->record();
   }
 
   void drop(std::size_t b) noexcept {
