@@ -28,7 +28,7 @@ class binding {
   }
   binding(binding const&) = delete;
   binding& operator=(binding const&) = delete;
-  /// Leaves the engine's tensors empty: never dangling.
+  /// Leaves the engine's tensors empty, never dangling; those that weren't taken over keep their values.
   ~binding() {
     if (!dropped_) {
       unbind(&any_parameter::value);
@@ -171,6 +171,7 @@ class binding {
         comm.broadcast(each.value.elements(), 0, stream);
       }
       fill(id, stream);
+      taken_over_ = id + 1;
       bool const whole = !stage_.shards_parameters();
       rebind(each.value, whole ? value(id) : any_span{nullptr, 0, each.dtype});
       bool const trainable = of().parameters()[id].spec.trainable;
@@ -181,8 +182,8 @@ class binding {
 
  private:
   void unbind(any_tensor any_parameter::*which) const {
-    for (any_parameter const& each : spec_->declared()) {
-      rebind(each.*which, {nullptr, 0, each.dtype});
+    for (std::size_t id = 0; id < taken_over_; ++id) {
+      rebind(declared(id).*which, {nullptr, 0, declared(id).dtype});
     }
   }
 
@@ -282,6 +283,7 @@ class binding {
   std::uint64_t rank_;
   arena<Device> arena_;
   std::byte* base_ = nullptr;
+  std::size_t taken_over_ = 0;  // parameters whose tensors were rebound
   bool dropped_ = false;
 };
 
