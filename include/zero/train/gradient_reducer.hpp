@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// @file
@@ -104,11 +105,17 @@ class gradient_reducer {
   [[nodiscard]] bool touched(std::size_t id) const noexcept { return parameters_[id].touched; }
   [[nodiscard]] bool had_gradient(std::size_t id) const noexcept { return parameters_[id].had; }
 
-  /// The engine wrote the gradient of `id` in place, or into a tensor that can't be rebound.
+  /// Where the engine writes, or adds to, a parameter's gradient under a lease: in its place, or into a
+  /// tensor that can't be rebound.
+  [[nodiscard]] any_span leased_place(std::size_t id) const {
+    return stays(id) ? bound_->declared(id).gradient.elements() : place(id);
+  }
+
+  /// The engine wrote the gradient of `id` there; a tensor that can't be rebound holds what the leases of
+  /// this micro-batch added up.
   void written(std::size_t id) {
-    any_tensor const& tensor = bound_->declared(id).gradient;
-    if (policy_.per_microbatch && tensor && !tensor.rebindable()) {
-      add(id, tensor.elements());
+    if (policy_.per_microbatch && stays(id)) {
+      device::copy(inline_, bound_->declared(id).gradient.elements(), place(id));
     }
     mark(id);
   }
@@ -242,18 +249,23 @@ class gradient_reducer {
     return bound_->at_offset(bound_->map().gradient_slots[slot] + bound_->map().segments[s].gradient_offset);
   }
 
+  /// The parameter's gradient is in a tensor that can't be rebound.
+  [[nodiscard]] bool stays(std::size_t id) const noexcept {
+    any_tensor const& tensor = bound_->declared(id).gradient;
+    return tensor && !tensor.rebindable();
+  }
+
   void clear(std::size_t id) {
     device::fill_zero(inline_, place(id));
-    if (any_tensor const& tensor = bound_->declared(id).gradient; tensor && !tensor.rebindable()) {
-      device::fill_zero(inline_, tensor.elements());
+    if (stays(id)) {
+      device::fill_zero(inline_, bound_->declared(id).gradient.elements());
     }
     parameters_[id].present = true;
   }
 
   void clear_if_absent(std::size_t id) {
     if (!parameters_[id].present) {
-      device::fill_zero(inline_, place(id));
-      parameters_[id].present = true;
+      clear(id);
     }
   }
 
@@ -366,7 +378,21 @@ class gradient_reducer {
   }
 
   [[nodiscard]] std::byte* reduced(std::size_t s) const noexcept {
-    return bound_->map().segments[s].reduced == memory_map::none ? staging(s) : bound_->reduced(s);
+    if (bound_->map().segments[s].reduced != memory_map::none) {
+      return bound_->reduced(s);
+    }
+    layout::segment const& segment = bound_->of().segments()[s];
+    return staging(s) + reduced_range(segment).first * size_bytes(segment.gradient);
+  }
+
+  /// The elements [first, second) of a segment whose average this rank has.
+  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> reduced_range(
+      layout::segment const& segment) const noexcept {
+    if (bound_->at().reduces_whole()) {
+      return {0, segment.cut.padded()};
+    }
+    std::uint64_t const begin = segment.cut.offset(bound_->rank());
+    return {begin, begin + segment.cut.slice()};
   }
 
   /// Copy gradients that stay in their tensors into the staging bucket, in stream order.
@@ -388,10 +414,12 @@ class gradient_reducer {
     for_each_segment(bound_->of(), b, true, [&](std::size_t s, layout::segment const& segment) {
       if (bound_->map().segments[s].reduced == memory_map::none) {
         any_span const all{staging(s), segment.cut.padded(), segment.gradient};
-        for (std::size_t const id : segment.parameters) {
-          any_span const to = bound_->gradient(id);
-          device::copy(*stream_, all.subspan(bound_->of().parameters()[id].offset, to.size()), to);
-        }
+        auto const [begin, end] = reduced_range(segment);
+        bound_->of().for_each_piece(
+            segment, begin, end,
+            [&](std::size_t id, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
+              device::copy(*stream_, all.subspan(offset, count), bound_->gradient(id).subspan(first, count));
+            });
       }
     });
   }

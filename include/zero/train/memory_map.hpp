@@ -136,7 +136,7 @@ class memory_map {
     if (!options_.policy.per_microbatch) {
       if (segments[s].staged_gradients) {
         add_homes(s, category::gradients, within.gradient, options_.gradient_stays, gradient_homes);
-        if (in_place && whole) {
+        if (in_place) {
           return;  // the average is copied back to where the engine wrote
         }
       } else {

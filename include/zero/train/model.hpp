@@ -185,7 +185,7 @@ class model {
   [[nodiscard]] any_span leased_gradient(std::size_t unit, std::size_t id) {
     return guarded([&] {
       check_member(unit, id, true);
-      return reducer_.place(id);
+      return reducer_.leased_place(id);
     });
   }
 
