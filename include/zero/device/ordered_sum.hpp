@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 /// @file
 /// `ordered_sum`: the sum of several arrays, in their order, rounded once. It is the arithmetic of every
@@ -42,33 +43,34 @@ template <bool HasPartial, std::size_t Count, element Source, element Destinatio
                                  Destination* to, std::size_t size,
                                  sum_end<accumulate_type<Source>> end) noexcept {
   using lanes = pack<accumulate_type<Source>>;
-  constexpr std::size_t step = sum_step<accumulate_type<Source>>;
-  constexpr std::size_t ahead =
-      4096 / sizeof(Source);  // a page, which the processor doesn't look past
+  constexpr std::size_t ahead = 4096 / sizeof(Source);  // a page: the processor looks no further
   std::array<Source const*, Count> sources;
   std::copy_n(from, Count, sources.begin());
   lanes const scale{end.scale};
-  for (std::size_t i = 0; i < size; i += step) {
-    std::array<lanes, 4> sums;
-    for (std::size_t s = 0; s < Count; ++s) {
-      __builtin_prefetch(sources[s] + i + ahead);
-    }
-    for (std::size_t k = 0; k < 4; ++k) {
-      std::size_t const at = i + k * lanes::size;
-      sums[k] = HasPartial ? lanes::load(partial + at) + lanes::load(sources[0] + at)
-                           : lanes::load(sources[0] + at);
-      for (std::size_t s = 1; s < Count; ++s) {
-        sums[k] += lanes::load(sources[s] + at);
+  auto const each_source = [&]<std::size_t... S>(std::index_sequence<S...>) {
+    auto const sum_at = [&](std::size_t at) {
+      lanes sum;
+      if constexpr (HasPartial) {
+        sum = (lanes::load(partial + at) + ... + lanes::load(sources[S] + at));
+      } else {
+        sum = (... + lanes::load(sources[S] + at));
       }
-      sums[k] *= scale;
-      if (end.add) {
-        sums[k] = lanes::load(to + at) + sums[k].template rounded_to<Destination>();
-      }
+      sum *= scale;
+      return end.add ? lanes::load(to + at) + sum.template rounded_to<Destination>() : sum;
+    };
+    for (std::size_t i = 0; i < size; i += 4 * lanes::size) {
+      (__builtin_prefetch(sources[S] + i + ahead), ...);
+      lanes const a = sum_at(i);
+      lanes const b = sum_at(i + lanes::size);
+      lanes const c = sum_at(i + 2 * lanes::size);
+      lanes const d = sum_at(i + 3 * lanes::size);
+      a.store(to + i);
+      b.store(to + i + lanes::size);
+      c.store(to + i + 2 * lanes::size);
+      d.store(to + i + 3 * lanes::size);
     }
-    for (std::size_t k = 0; k < 4; ++k) {
-      sums[k].store(to + i + k * lanes::size);
-    }
-  }
+  };
+  each_source(std::make_index_sequence<Count>{});
 }
 
 /// `sum_steps` for any size: what is left after the last whole step goes through a step of its own.

@@ -174,45 +174,42 @@ inline void store_two_high_halves(void* to, uint_vector first, uint_vector secon
 /// A bfloat16 in the high halves, rounded as `bfloat16` does it; the low halves are to be ignored.
 [[nodiscard]] inline uint_vector round_to_bfloat16(float_vector value) noexcept {
   auto const bits = vector_cast<uint_vector>(value);
-  // NaN is what compares unequal to itself.
-  return select(vector_cast<uint_vector>(value == value), round_number_to_bfloat16(value),
-                bits | 0x400000U);
+  auto const number = vector_cast<uint_vector>(value == value);  // NaN is unequal to itself
+  uint_vector const half_ulp = ((bits >> 16U) & 1U) + 0x7fffU;
+  return (bits + (half_ulp & number)) | (~number & 0x400000U);
 }
 
 /// A float16 in the high halves, rounded as `float16` does it.
 [[nodiscard]] inline uint_vector round_to_float16(float_vector value) noexcept {
   auto const bits = vector_cast<uint_vector>(value);
   uint_vector const magnitude = bits & 0x7fffffffU;
-  auto const below = [ordered = vector_cast<int_vector>(magnitude)](std::int32_t limit) {
-    return vector_cast<uint_vector>(ordered < limit);
+  auto const above = [ordered = vector_cast<int_vector>(magnitude)](std::int32_t limit) {
+    return vector_cast<uint_vector>(ordered > limit);
   };
-  uint_vector const normal = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13U) & 1U)) >> 13U;
+  uint_vector const normal = (magnitude - 0x37fff001U + ((magnitude >> 13U) & 1U)) >> 13U;
   // The sum with 1/2 has an ulp of 2^-24, the unit of float16's subnormal numbers.
   uint_vector const subnormal =
       vector_cast<uint_vector>(vector_cast<float_vector>(magnitude) + 0.5F) - 0x3f000000U;
-  uint_vector const nan = 0x7e00U | ((magnitude >> 13U) & 0x1ffU);
-  uint_vector const infinity = uint_vector{} + 0x7c00U;
-  uint_vector const finite = select(below(0x38800000), subnormal, normal);
-  uint_vector const special = select(below(0x7f800001), infinity, nan);
-  return (bits & 0x80000000U) | (select(below(0x477ff000), finite, special) << 16U);
+  uint_vector const nan = 0x200U | ((magnitude >> 13U) & 0x1ffU);
+  uint_vector const infinity_or_nan = 0x7c00U | (above(0x7f800000) & nan);
+  uint_vector const finite = select(above(0x387fffff), normal, subnormal);
+  return (bits & 0x80000000U) | (select(above(0x477fefff), infinity_or_nan, finite) << 16U);
 }
 
 /// The exact values of the float16 in the high halves; the low halves are zero.
 [[nodiscard]] inline float_vector widen_float16(uint_vector halves) noexcept {
   uint_vector const magnitude =
-      (halves & 0x7fff0000U) >> 3U;  // exponent and significand in their places
+      (halves & 0x7fff0000U) >> 3U;  // all but the sign, in float's places
   auto const ordered = vector_cast<int_vector>(magnitude);
-  uint_vector const normal = magnitude + 0x38000000U;
+  // Rebias the exponent; for infinity and NaN, twice.
+  auto const special = vector_cast<uint_vector>(ordered > 0x0f7fffff);
+  uint_vector const normal = magnitude + 0x38000000U + (special & 0x38000000U);
   // 2^-14 is put in front of a subnormal significand, and subtracted.
-  auto const subnormal =
-      vector_cast<uint_vector>(vector_cast<float_vector>(magnitude + 0x38800000U) -
-                               vector_cast<float_vector>(uint_vector{} + 0x38800000U));
-  uint_vector const special = magnitude + 0x70000000U;
-  uint_vector const finite =
-      select(vector_cast<uint_vector>(ordered < 0x00800000), subnormal, normal);
-  return vector_cast<float_vector>(
-      (halves & 0x80000000U) |
-      select(vector_cast<uint_vector>(ordered < 0x0f800000), finite, special));
+  auto const two_to_minus_14 = vector_cast<float_vector>(uint_vector{} + 0x38800000U);
+  auto const subnormal = vector_cast<uint_vector>(
+      vector_cast<float_vector>(magnitude + 0x38800000U) - two_to_minus_14);
+  auto const is_normal = vector_cast<uint_vector>(ordered > 0x007fffff);
+  return vector_cast<float_vector>((halves & 0x80000000U) | select(is_normal, normal, subnormal));
 }
 
 }  // namespace zero::inline v0::detail
