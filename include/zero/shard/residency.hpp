@@ -78,13 +78,16 @@ class residency {
 
   /// End the pass: whatever is still whole is released (after a forward that keeps, nothing is).
   void end() noexcept {
+    if (pass_ == pass::none) {
+      return;
+    }
     if (pass_ == pass::forward) {
       remember_order();
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       state& s = buckets_[b];
       if (s.slot != layout::none && s.live == 0 && !keeps()) {
-        if (!s.opened) {  // gathered ahead of a use that never came
+        if (s.gathered && !s.opened) {  // ahead of a use that never came
           comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(b));
         }
         drop(b);
@@ -246,28 +249,47 @@ class residency {
     return any == slots_.end() ? layout::none : static_cast<std::size_t>(any - slots_.begin());
   }
 
-  /// A slot for a bucket that is needed now: a free one, or that of the gather that is needed last.
+  /// A slot for a bucket that is needed now: a free one, or one that can be freed.
   std::size_t take_slot(std::size_t b) {
     std::size_t slot = free_slot(b);
-    for (std::size_t i = predicted_.size(); slot == layout::none && i-- > 0;) {
-      std::size_t const other = predicted_[i];
-      state const& s = buckets_[other];
-      if (s.slot != layout::none && s.live == 0 && !s.opened) {
-        slot = s.slot;
-        comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(other));
-        buckets_[other].gathered = false;
-        drop(other);
-      }
+    if (slot == layout::none) {
+      slot = evict();
     }
     if (slot == layout::none) {
       std::string open;
       for (std::size_t const other : slots_) {
         open += detail::text(open.empty() ? "" : ", ", other);
       }
-      throw usage_error{detail::text("gather of bucket ", b, ": expected a free slot of ", slots_.size(),
-                                     ", actual all in use by buckets ", open, " (rank ", comm_->rank(),
+      throw usage_error{detail::text("gather of bucket ", b, ": expected a free slot of ",
+                                     slots_.size(), ", actual all in use by buckets ", open,
+                                     " (rank ", comm_->rank(),
                                      "); end a lease first or raise max_live_units")};
     }
+    return slot;
+  }
+
+  /// Free the slot of the gather that is needed last, or else of a bucket that only some of its users have
+  /// used so far, which is gathered again for the others.
+  std::size_t evict() noexcept {
+    std::size_t victim = layout::none;
+    for (std::size_t i = predicted_.size(); victim == layout::none && i-- > 0;) {
+      state const& s = buckets_[predicted_[i]];
+      if (s.slot != layout::none && s.live == 0 && !s.opened) {
+        victim = predicted_[i];
+        comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(victim));
+        buckets_[victim].gathered = false;
+      }
+    }
+    for (std::size_t i = 0; victim == layout::none && i < slots_.size(); ++i) {
+      if (buckets_[slots_[i]].live == 0) {
+        victim = slots_[i];
+      }
+    }
+    if (victim == layout::none) {
+      return layout::none;
+    }
+    std::size_t const slot = buckets_[victim].slot;
+    drop(victim);
     return slot;
   }
 
