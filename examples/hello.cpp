@@ -29,9 +29,9 @@ int main() {
     std::vector<float> x(cut.padded()), gradient(cut.padded());
     auto const slice = std::span{x}.subspan(cut.offset(rank), cut.slice());  // rank 3's is padded
     auto const gradient_slice = std::span{gradient}.subspan(cut.offset(rank), cut.slice());
-    std::size_t const mine = cut.size(rank);
-    zero::adam const adam{.learning_rate = 0.1};
-    zero::sharded_optimizer_state state{adam, mine, zero::dtype::float32};
+    auto const mine = slice.first(cut.size(rank));
+    auto const my_gradient = gradient_slice.first(mine.size());
+    zero::sharded_optimizer_state state{zero::adam{.learning_rate = 0.1}, mine};
     zero::host_stream stream;
 
     for (int step = 0; step < 500; ++step) {
@@ -41,7 +41,7 @@ int main() {
       }
       comm.reduce_scatter(std::span{gradient}, gradient_slice, zero::combine::overwrite,
                           zero::reduction::average, stream);
-      state.step(slice.first(mine), gradient_slice.first(mine));
+      state.step(mine, my_gradient);
       comm.all_gather(slice, std::span{x}, stream);
     }
     state_bytes[rank] = state.bytes();

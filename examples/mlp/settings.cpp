@@ -126,12 +126,12 @@ command_line read_command_line(int argc, char const* const* argv) {
           {{"sgd", optimizer::sgd}, {"adam", optimizer::adam}, {"adamw", optimizer::adamw}}),
       "sgd|adam|adamw", "(default: adamw)");
   add("--learning-rate", to.learning_rate, from(0.0, 1e30, "of at least 0"), "X",
-      "(default: 0.001; sgd: 0.05)");
+      "(default: 0.001; sgd: 0.03)");
   add("--clip", to.clip, from(0.0, 1e30, "of at least 0"), "X",
       "largest norm of the gradient; 0: no limit")
       ->capture_default_str();
   add("--hidden", to.hidden, from<std::size_t>(1, 1'000'000), "N,N",
-      "widths of the hidden layers (default: 256, five times)")
+      "widths of the hidden layers (default: 192, six times)")
       ->delimiter(',');
   count("--batch", to.batch, 1, "samples per step, over all ranks and micro-batches");
   count("--epochs", to.epochs, 1, "how often every sample is seen");

@@ -30,9 +30,9 @@ struct settings {
   bool keep_after_forward = false;
   bool stage1_all_reduce = false;
   std::uint64_t bucket_bytes = 0;
-  std::vector<std::size_t> hidden{256, 256, 256, 256, 256};
+  std::vector<std::size_t> hidden{192, 192, 192, 192, 192, 192};
   std::size_t batch = 64;
-  std::size_t epochs = 12;
+  std::size_t epochs = 20;
   std::uint64_t seed = 1;
   bool overlap = true;
   std::filesystem::path data;
@@ -42,7 +42,7 @@ struct settings {
     return accumulate.value_or(stage < 2 ? mlp::accumulate::local : mlp::accumulate::reduce);
   }
   [[nodiscard]] double rate() const {
-    return learning_rate.value_or(optimizer == mlp::optimizer::sgd ? 0.05 : 0.001);
+    return learning_rate.value_or(optimizer == mlp::optimizer::sgd ? 0.03 : 0.001);
   }
 };
 
