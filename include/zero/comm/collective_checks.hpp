@@ -29,7 +29,7 @@ class collective_checks {
     check_slices(call.op, full.size(), shard.size());
     check_reducible(call);
     bool const in_place = shard.dtype() == full.dtype() && call.output == slice(call.input, shard);
-    check_overlap(call, in_place, "slice of full");
+    check_overlap(call, in_place, "a shard that is the rank's slice of full");
     call.how = how;
     call.what = what;
     return call;
@@ -42,7 +42,8 @@ class collective_checks {
     if (shard.dtype() != full.dtype()) {
       refuse(call.op, text(name(shard.dtype()), " in full, as in the shard"), name(full.dtype()));
     }
-    check_overlap(call, call.input == slice(call.output, shard), "slice of full");
+    check_overlap(call, call.input == slice(call.output, shard),
+                  "a shard that is the rank's slice of full");
     return call;
   }
 
@@ -54,8 +55,7 @@ class collective_checks {
     }
     check_reducible(call);
     bool const in_place = result.dtype() == full.dtype() && call.input == call.output;
-    check_overlap(call, in_place && how == combine::overwrite,
-                  how == combine::overwrite ? "same span" : "same span (which add can't use)");
+    check_overlap(call, in_place && how == combine::overwrite, "(without add) the same");
     call.how = how;
     call.what = what;
     return call;
@@ -85,7 +85,8 @@ class collective_checks {
       refuse(call.op, text(mine.size(), " bytes for each of ", size_, " ranks"), text(all.size()));
     }
     check_memory(call);
-    check_overlap(call, call.input == call.output + mine.size() * index(), "slice of all");
+    check_overlap(call, call.input == call.output + mine.size() * index(),
+                  "mine that is the rank's slice of all");
     return call;
   }
 
@@ -135,8 +136,8 @@ class collective_checks {
   void check_memory(collective const& call) const {
     if ((call.input == nullptr && call.input_bytes != 0) ||
         (call.output == nullptr && call.output_bytes != 0)) {
-      refuse(call.op, text("memory for ", call.input_bytes, " and ", call.output_bytes, " bytes"),
-             "a null pointer");
+      std::size_t const bytes = call.input == nullptr ? call.input_bytes : call.output_bytes;
+      refuse(call.op, text("memory for ", bytes, " bytes"), "a null pointer");
     }
   }
 
@@ -157,14 +158,17 @@ class collective_checks {
     bool const widens = size_bytes(from) == 2 && to == dtype::float32;
     if (from != to && !narrows && !widens) {
       refuse(call.op,
-             text("a result of ", name(from), size_bytes(from) == 8 ? "" : " or its sums' type"),
+             text("a result of ", name(from),
+                  from == dtype::float64   ? ""
+                  : from == dtype::float32 ? " or of 16 bits"
+                                           : " or float32"),
              name(to));
     }
   }
 
   void check_overlap(collective const& call, bool in_place, std::string_view place) const {
     if (!in_place && overlap(call.input, call.input_bytes, call.output, call.output_bytes)) {
-      refuse(call.op, text("spans apart, or one that is the other's ", place),
+      refuse(call.op, text("spans apart, or ", place),
              text("an overlap at byte ", call.output - call.input));
     }
   }

@@ -22,8 +22,8 @@
 
 /// @file
 /// `thread_communicator`: ranks are threads of one process, which read each other's memory.
-/// It is the default, and the reference for every other communicator: sums are in rank order, in the
-/// accumulate type, times 1/P for an average, and rounded once.
+/// It is the default, and the reference for every other communicator: sums are in rank order, in
+/// the accumulate type, times 1/P for an average, and rounded once.
 ///
 /// A call that can't end as it should ends with an error on every rank that takes part in it: when
 /// a rank makes another call than its peers, isn't there by the deadline, destroys its
@@ -255,10 +255,9 @@ class thread_communicator {
     }
     std::ranges::stable_sort(ranks, {}, key_of);
     auto const here = std::ranges::find(ranks, rank_) - ranks.begin();
-    thread_communicator part{family_, family_->child(*group_, sequence, color, ranks),
-                             static_cast<int>(here)};
-    part.set_deadline(std::chrono::milliseconds{group_->member(rank_).deadline_ms.load()});
-    return part;
+    detail::thread_group& part = family_->child(*group_, sequence, color, ranks);
+    part.member(static_cast<int>(here)).deadline_ms = group_->member(rank_).deadline_ms.load();
+    return {family_, part, static_cast<int>(here)};
   }
 
   std::shared_ptr<detail::thread_family> family_;
