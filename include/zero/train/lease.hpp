@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zero/core/any_span.hpp>
+#include <zero/core/error.hpp>
 
 #include <cstddef>
 #include <exception>
@@ -55,14 +56,20 @@ class forward_lease {
   [[nodiscard]] std::size_t unit() const noexcept { return unit_; }
 
   /// The elements of a parameter of this unit, or tied to it.
-  /// @throws zero::usage_error  another unit's parameter, or another type.
+  /// @throws zero::usage_error  another unit's parameter, or another type; the lease has ended.
   template <class T>
   [[nodiscard]] std::span<T> parameter(std::size_t id) const {
-    return model_->leased_value(unit_, id).template as<T>();
+    return model().leased_value(unit_, id).template as<T>();
   }
 
  protected:
-  [[nodiscard]] Model& model() const noexcept { return *model_; }
+  [[nodiscard]] Model& model() const {
+    if (model_ == nullptr) {
+      throw usage_error{detail::text("lease of unit ", unit_,
+                                     ": expected to be used before its end, actual after")};
+    }
+    return *model_;
+  }
 
  private:
   Model* model_;
@@ -105,16 +112,18 @@ struct gradient_place {
   bool accumulate;
 };
 
-/// One forward and backward. Its end releases what is still whole; it moves nowhere.
+/// One forward and backward. Its end releases what is still whole; ended by an exception, it aborts the
+/// group, as a lease does. It moves nowhere.
 template <class Model>
 class microbatch {
  public:
-  microbatch(Model& model, std::size_t index, std::size_t count) : model_{&model} {
+  microbatch(Model& model, std::size_t index, std::size_t count)
+      : model_{&model}, exceptions_{std::uncaught_exceptions()} {
     model.begin_microbatch(index, count);
   }
   microbatch(microbatch const&) = delete;
   microbatch& operator=(microbatch const&) = delete;
-  ~microbatch() { model_->end_microbatch(); }
+  ~microbatch() { model_->end_microbatch(std::uncaught_exceptions() > exceptions_); }
 
   /// Collective in stage 3: every rank leases the same units in the same order.
   [[nodiscard]] forward_lease<Model> forward(std::size_t unit) {
@@ -152,16 +161,20 @@ class microbatch {
 
  private:
   Model* model_;
+  int exceptions_;
 };
 
-/// Forward passes outside any window; parameters are always released.
+/// Forward passes outside any window; parameters are always released, at its end or that of a lease that
+/// outlives it. Ended by an exception, it aborts the group.
 template <class Model>
 class evaluation {
  public:
-  explicit evaluation(Model& model) : model_{&model} { model.begin_evaluation(); }
+  explicit evaluation(Model& model) : model_{&model}, exceptions_{std::uncaught_exceptions()} {
+    model.begin_evaluation();
+  }
   evaluation(evaluation const&) = delete;
   evaluation& operator=(evaluation const&) = delete;
-  ~evaluation() { model_->end_evaluation(); }
+  ~evaluation() { model_->end_evaluation(std::uncaught_exceptions() > exceptions_); }
 
   [[nodiscard]] forward_lease<Model> forward(std::size_t unit) {
     return {*model_, unit, detail::lease_kind::evaluation};
@@ -169,6 +182,7 @@ class evaluation {
 
  private:
   Model* model_;
+  int exceptions_;
 };
 
 }  // namespace zero::inline v0

@@ -83,16 +83,16 @@ class model {
     });
   }
 
-  void end_microbatch() noexcept {
+  void end_microbatch(bool unwinding) noexcept {
     in_microbatch_ = false;
+    if (unwinding) {
+      comm_->abort(text("an exception ended the micro-batch", here()));
+    }
     if (source_ != gradient_source::none) {
       ++ran_;
       unfinished_ = true;
     }
-    if (residency_) {
-      residency_->release_all();
-    }
-    pass_ = pass::none;
+    end_pass();
   }
 
   void begin_evaluation() {
@@ -103,12 +103,12 @@ class model {
     });
   }
 
-  void end_evaluation() noexcept {
+  void end_evaluation(bool unwinding) noexcept {
     in_evaluation_ = false;
-    if (residency_) {
-      residency_->release_all();
+    if (unwinding) {
+      comm_->abort(text("an exception ended the evaluation", here()));
     }
-    pass_ = pass::none;
+    end_pass();
   }
 
   // --- leases ----------------------------------------------------------------------------------------
@@ -173,6 +173,7 @@ class model {
     if (kind == lease_kind::backward) {
       end_backward(unit);
     }
+    end_pass();
   }
 
   [[nodiscard]] any_span leased_value(std::size_t unit, std::size_t id) {
@@ -284,7 +285,10 @@ class model {
     return guarded([&] { return update_.outcome(); });
   }
   [[nodiscard]] std::int64_t steps(std::size_t id) {
-    return guarded([&] { return update_.steps(id); });
+    return guarded([&] {
+      check_parameter(id);
+      return update_.steps(id);
+    });
   }
 
   /// This rank's part of a parameter's reduced gradient, and the index of its first element.
@@ -373,9 +377,20 @@ class model {
       throw error{text("sharded_model: an update failed midway, parameters are neither old nor new", here())};
     }
     reducer_.reduce_pending();
-    if (!in_microbatch_) {
+    if (!in_microbatch_ && live_ == 0) {
       finish_microbatch();
     }
+  }
+
+  /// Release what is still whole when its micro-batch or evaluation, and every lease of it, has ended.
+  void end_pass() noexcept {
+    if (in_microbatch_ || in_evaluation_ || live_ != 0) {
+      return;
+    }
+    if (residency_) {
+      residency_->release_all();
+    }
+    pass_ = pass::none;
   }
 
   void finish_microbatch() {
@@ -425,11 +440,15 @@ class model {
     }
   }
 
-  void check_trainable(std::size_t id) const {
+  void check_parameter(std::size_t id) const {
     if (id >= of().parameters().size()) {
-      throw usage_error{text("gradient: expected a parameter below ", of().parameters().size(), ", actual ", id,
-                             here())};
+      throw usage_error{text("sharded_model: expected a parameter below ", of().parameters().size(), ", actual ",
+                             id, here())};
     }
+  }
+
+  void check_trainable(std::size_t id) const {
+    check_parameter(id);
     if (!of().parameters()[id].spec.trainable) {
       throw usage_error{text("gradient: expected a trainable parameter, actual '",
                              of().parameters()[id].spec.name, "', which is frozen", here())};
