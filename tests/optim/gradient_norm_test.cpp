@@ -257,8 +257,8 @@ TEST_CASE("the largest finite numbers are not taken for infinity") {
 }
 
 TEST_CASE("a long gradient is added without overflow") {
-  // Past two blocks of 2^21 elements; the squares are the largest that the anchor allows.
-  std::size_t const size = (std::size_t{1} << 22U) + 5;
+  // The squares are the largest that the anchor allows: 2^24 of them overflow two lanes of 64 bits.
+  std::size_t const size = (std::size_t{1} << 24U) + (std::size_t{1} << 20U) + 5;
   float const value = std::nextafter(1.0F, 0.0F);
   std::vector<float> const values(size, value);
   double const anchor = double{value};
