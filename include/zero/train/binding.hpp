@@ -161,6 +161,7 @@ class binding {
   void take_over(metered<Communicator>& comm, start how, bool binds_gradients) {
     typename Device::stream stream{};
     Device::fill_zero(stream, any_span{base_, arena_.size() / sizeof(float), dtype::float32});
+    stream.synchronize();  // initialisers write there at once
     comm.label(traffic::bind);
     if (how == start::require_equal) {
       check_equal(comm);
@@ -171,6 +172,7 @@ class binding {
         comm.broadcast(each.value.elements(), 0, stream);
       }
       fill(id, stream);
+      stream.synchronize();  // a tensor that is rebound may free what was copied
       taken_over_ = id + 1;
       bool const whole = !stage_.shards_parameters();
       rebind(each.value, whole ? value(id) : any_span{nullptr, 0, each.dtype});
