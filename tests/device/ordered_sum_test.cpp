@@ -3,6 +3,8 @@
 
 #include <zero/device/ordered_sum.hpp>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -288,3 +290,41 @@ TEST_CASE("what can't be summed is refused by name") {
   CHECK(message_of(std::vector<void const*>{}, zero::dtype::float64, std::span{a}, false, 1.0) ==
         "ordered_sum: expected at least 1 source, actual 0");
 }
+
+#ifdef ZERO_WIDE_SUM
+TEST_CASE_TEMPLATE("wider instructions give the same bits", Pair, pair<float16, float16>,
+                   pair<float16, float>, pair<bfloat16, bfloat16>, pair<float, float16>) {
+  using source_type = typename Pair::source;
+  using destination_type = typename Pair::destination;
+  if (!zero::detail::has_wide_sum()) {
+    return;
+  }
+  constexpr std::size_t n = 1 << 16U;
+  std::vector<std::vector<source_type>> sources(3);
+  for (unsigned s = 0; s < 3; ++s) {
+    sources[s] = generator<source_type>{s}.vector(n);
+  }
+  if constexpr (sizeof(source_type) == 2) {  // every number once
+    for (std::size_t i = 0; i < n; ++i) {
+      sources[0][i] = source_type::from_bits(static_cast<std::uint16_t>(i));
+    }
+  }
+  std::array<source_type const*, 3> const from{sources[0].data(), sources[1].data(),
+                                               sources[2].data()};
+  auto const check = [&](auto count, float scale, bool add) {
+    std::vector<destination_type> narrow = generator<destination_type>{9}.vector(n);
+    std::vector<destination_type> wide = narrow;
+    zero::detail::sum_steps<false, count()>(nullptr, from.data(), narrow.data(), n,
+                                            zero::detail::sum_end<float>{scale, add});
+    zero::detail::wide_sum_steps<false, count()>(nullptr, from.data(), wide.data(), n, scale, add);
+    CHECK(std::equal(narrow.begin(), narrow.end(), wide.begin(),
+                     [](auto a, auto b) { return same(a, b); }));
+  };
+  for (bool const add : {false, true}) {
+    for (float const scale : {1.0F, 0.3F, 0x1p-9F}) {
+      check(std::integral_constant<std::size_t, 1>{}, scale, add);
+      check(std::integral_constant<std::size_t, 3>{}, scale, add);
+    }
+  }
+}
+#endif

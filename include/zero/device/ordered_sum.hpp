@@ -5,6 +5,7 @@
 #include <zero/core/error.hpp>
 #include <zero/device/host_copy.hpp>
 #include <zero/device/pack.hpp>
+#include <zero/device/wide_sum.hpp>
 
 #include <algorithm>
 #include <array>
@@ -73,14 +74,29 @@ template <bool HasPartial, std::size_t Count, element Source, element Destinatio
   each_source(std::make_index_sequence<Count>{});
 }
 
-/// `sum_steps` for any size: what is left after the last whole step goes through a step of its own.
+/// `sum_steps`, with wider instructions where they pay.
+template <bool HasPartial, std::size_t Count, element Source, element Destination>
+void sum_whole(accumulate_type<Source> const* partial, Source const* const* from, Destination* to,
+               std::size_t size, sum_end<accumulate_type<Source>> end) noexcept {
+#ifdef ZERO_WIDE_SUM
+  if constexpr (prefers_wide<HasPartial, Source, Destination>) {
+    if (has_wide_sum()) {
+      wide_sum_steps<HasPartial, Count>(partial, from, to, size, end.scale, end.add);
+      return;
+    }
+  }
+#endif
+  sum_steps<HasPartial, Count>(partial, from, to, size, end);
+}
+
+/// `sum_whole` for any size: what is left after the last whole step goes through a step of its own.
 template <bool HasPartial, std::size_t Count, element Source, element Destination>
 void sum_some(accumulate_type<Source> const* partial, Source const* const* from, Destination* to,
               std::size_t size, sum_end<accumulate_type<Source>> end) noexcept {
   constexpr std::size_t step = sum_step<accumulate_type<Source>>;
   std::size_t const whole = size / step * step;
   std::size_t const rest = size - whole;
-  sum_steps<HasPartial, Count>(partial, from, to, whole, end);
+  sum_whole<HasPartial, Count>(partial, from, to, whole, end);
   if (rest == 0) {
     return;
   }
@@ -96,7 +112,7 @@ void sum_some(accumulate_type<Source> const* partial, Source const* const* from,
     std::copy_n(partial + whole, rest, partial_tail.begin());
   }
   std::copy_n(to + whole, rest, result.begin());
-  sum_steps<HasPartial, Count>(partial_tail.data(), sources.data(), result.data(), step, end);
+  sum_whole<HasPartial, Count>(partial_tail.data(), sources.data(), result.data(), step, end);
   std::copy_n(result.begin(), rest, to + whole);
 }
 
