@@ -87,6 +87,7 @@ class gradient_reducer {
       for_each_parameter(b, [&](std::size_t id) { clear(id); });
       state.cleared = true;
     }
+    engine_side_.synchronize();
   }
 
   /// Where a parameter's gradient is accumulated; its bucket must be open.
@@ -115,7 +116,8 @@ class gradient_reducer {
   /// this micro-batch added up.
   void written(std::size_t id) {
     if (policy_.per_microbatch && stays(id)) {
-      device::copy(inline_, bound_->declared(id).gradient.elements(), place(id));
+      device::copy(engine_side_, bound_->declared(id).gradient.elements(), place(id));
+      engine_side_.synchronize();
     }
     mark(id);
   }
@@ -131,15 +133,17 @@ class gradient_reducer {
   void add(std::size_t id, const_any_span gradient) {
     any_span const to = place(id);
     if (parameters_[id].present) {
-      device::add(inline_, gradient, to);
+      device::add(engine_side_, gradient, to);
     } else {
-      device::copy(inline_, gradient, to);
+      device::copy(engine_side_, gradient, to);
     }
+    engine_side_.synchronize();
   }
 
   /// The parameter takes no part in this micro-batch: zero, unless something was accumulated.
   void skip(std::size_t id) {
     clear_if_absent(id);
+    engine_side_.synchronize();
     parameters_[id].touched = true;
   }
 
@@ -256,9 +260,9 @@ class gradient_reducer {
   }
 
   void clear(std::size_t id) {
-    device::fill_zero(inline_, place(id));
+    device::fill_zero(engine_side_, place(id));
     if (stays(id)) {
-      device::fill_zero(inline_, bound_->declared(id).gradient.elements());
+      device::fill_zero(engine_side_, bound_->declared(id).gradient.elements());
     }
     parameters_[id].present = true;
   }
@@ -318,12 +322,12 @@ class gradient_reducer {
       for (std::size_t const id : segment.parameters) {
         layout::parameter const& p = bound_->of().parameters()[id];
         if (p.offset > end) {
-          device::fill_zero(inline_, all.subspan(end, p.offset - end));
+          device::fill_zero(engine_side_, all.subspan(end, p.offset - end));
         }
         end = p.offset + p.spec.size;
       }
       if (all.size() > end) {
-        device::fill_zero(inline_, all.subspan(end, all.size() - end));
+        device::fill_zero(engine_side_, all.subspan(end, all.size() - end));
       }
     }
   }
@@ -346,6 +350,7 @@ class gradient_reducer {
         bound_->rebind(bound_->declared(id).gradient, {nullptr, 0, bound_->of().parameters()[id].spec.gradient});
       }
     });
+    engine_side_.synchronize();
     comm_->label(traffic::gradients);
     order_ = hash_order(order_, b);
     combine const how = policy_.per_microbatch && state.reductions > 0 ? combine::add : combine::overwrite;
@@ -427,7 +432,7 @@ class gradient_reducer {
   binding<device>* bound_;
   metered<Communicator>* comm_;
   stream* stream_;
-  stream inline_{};
+  stream engine_side_{};  // what is enqueued here is done when the call that enqueued it returns
   accumulation policy_;
   bool engine_adds_;
   std::vector<parameter_state> parameters_;
