@@ -29,22 +29,55 @@ struct event_of_a_stream_only {
   void wait() const;
 };
 
-struct stream_without_record {
+/// All of a stream; each of the others hides one member.
+struct whole_stream {
+  explicit whole_stream(bool threaded = false);
+  bool threaded() const;
+  template <class F>
+  void enqueue(F work);
+  zero::host_event record();
   void wait(zero::host_event const&);
   void synchronize();
 };
-struct stream_without_wait {
-  zero::host_event record();
-  void synchronize();
+struct stream_without_threaded : whole_stream {
+  using whole_stream::whole_stream;
+
+ private:
+  using whole_stream::threaded;
 };
-struct stream_without_synchronize {
-  zero::host_event record();
-  void wait(zero::host_event const&);
+struct stream_without_enqueue : whole_stream {
+  using whole_stream::whole_stream;
+
+ private:
+  using whole_stream::enqueue;
 };
-struct stream_with_another_event {
+struct stream_without_record : whole_stream {
+  using whole_stream::whole_stream;
+
+ private:
+  using whole_stream::record;
+};
+struct stream_without_wait : whole_stream {
+  using whole_stream::whole_stream;
+
+ private:
+  using whole_stream::wait;
+};
+struct stream_without_synchronize : whole_stream {
+  using whole_stream::whole_stream;
+
+ private:
+  using whole_stream::synchronize;
+};
+struct inherits_constructors : whole_stream {
+  using whole_stream::whole_stream;
+};
+struct stream_with_another_event : whole_stream {
+  using whole_stream::whole_stream;
   int record();
-  void wait(zero::host_event const&);
-  void synchronize();
+};
+struct stream_without_a_choice : whole_stream {
+  stream_without_a_choice();
 };
 
 // A device that hides one member of `host` behind one that doesn't fit.
@@ -91,10 +124,15 @@ static_assert(!zero::device_event<event_that_only_moves>);
 static_assert(!zero::device_event<event_of_a_stream_only>);
 
 static_assert(zero::device_stream<zero::host_stream, zero::host_event>);
+static_assert(zero::device_stream<whole_stream, zero::host_event>);
+static_assert(zero::device_stream<inherits_constructors, zero::host_event>);
+static_assert(!zero::device_stream<stream_without_threaded, zero::host_event>);
+static_assert(!zero::device_stream<stream_without_enqueue, zero::host_event>);
 static_assert(!zero::device_stream<stream_without_record, zero::host_event>);
 static_assert(!zero::device_stream<stream_without_wait, zero::host_event>);
 static_assert(!zero::device_stream<stream_without_synchronize, zero::host_event>);
 static_assert(!zero::device_stream<stream_with_another_event, zero::host_event>);
+static_assert(!zero::device_stream<stream_without_a_choice, zero::host_event>);
 
 static_assert(zero::device<zero::host> && zero::device<derived>);
 static_assert(!zero::device<int>);

@@ -21,13 +21,28 @@ concept device_event =
       event.wait();
     };
 
-/// In-order work on a device, whose destructor waits for it.
-template <class Stream, class Event>
-concept device_stream = std::destructible<Stream> && requires(Stream& stream, Event const& event) {
-  { stream.record() } -> std::same_as<Event>;
-  stream.wait(event);
-  stream.synchronize();
+namespace detail {
+
+/// The work that the concept is checked with.
+struct host_work {
+  void operator()() const;
 };
+
+}  // namespace detail
+
+/// In-order work on a device, whose destructor waits for it. `Stream(true)` runs it concurrently with the
+/// caller, where the device can, and `threaded` says whether it does; a default stream need not run it
+/// before it is waited for. `enqueue` takes work for the host, as small and trivial as `host_stream` wants.
+template <class Stream, class Event>
+concept device_stream = std::default_initializable<Stream> &&
+                        std::constructible_from<Stream, bool> && std::destructible<Stream> &&
+                        requires(Stream& stream, Event const& event, detail::host_work work) {
+                          { stream.threaded() } -> std::same_as<bool>;
+                          stream.enqueue(work);
+                          { stream.record() } -> std::same_as<Event>;
+                          stream.wait(event);
+                          stream.synchronize();
+                        };
 
 namespace detail {
 
