@@ -21,7 +21,7 @@ namespace {
 
 constexpr int world_sizes[] = {1, 2, 3, 4, 8};
 
-using communicator = support::recording_communicator<zero::thread_communicator>;
+using communicator = test::recording_communicator<zero::thread_communicator>;
 using lines = std::vector<std::string>;
 
 /// Two units that are joined: fp32 of 5, bf16 of 3 and frozen fp32 of 4 elements; fp32 of 2 and none. The
@@ -85,7 +85,7 @@ TEST_CASE("a bucket's gradients are averaged, one collective for each trainable 
   for (int const ranks : world_sizes) {
     for (std::uint64_t const alignment : {1U, 16U}) {
       zero::run_threads(ranks, [&](zero::thread_communicator& threads) {
-        support::journal log;
+        test::journal log;
         communicator comm{threads.split(0, threads.rank()), log};
         layout const of = joined_layout(ranks, alignment);
         CHECK(of.buckets().size() == 2);
@@ -161,7 +161,7 @@ TEST_CASE("a bucket's parameters are gathered, all of them or the trainable ones
   for (int const ranks : world_sizes) {
     for (zero::segments const which : {zero::segments::all, zero::segments::trainable}) {
       zero::run_threads(ranks, [&](zero::thread_communicator& threads) {
-        support::journal log;
+        test::journal log;
         communicator comm{threads.split(0, threads.rank()), log};
         layout const of = joined_layout(ranks, 1);
         memory values{of};
@@ -221,7 +221,7 @@ TEST_CASE(
 
 TEST_CASE("a bucket without elements makes no collective") {
   zero::run_threads(2, [](zero::thread_communicator& threads) {
-    support::journal log;
+    test::journal log;
     communicator comm{threads.split(0, threads.rank()), log};
     layout const of{{{{{.name = "a"}}, {}}, {{}, {}}}, 2, {}};
     memory none{of};

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int world_sizes[] = {1, 2, 3, 4, 8};
 
-using communicator = support::recording_communicator<zero::thread_communicator>;
+using communicator = test::recording_communicator<zero::thread_communicator>;
 using lines = std::vector<std::string>;
 
 /// Units of one fp32 parameter each.
@@ -45,7 +45,7 @@ class bench {
            {.bucket_bytes = bucket_bytes, .alignment = 1}},
         comm{communicator{threads.split(0, threads.rank()), log}}, shards_(of.segments().size()),
         slots_(options.slots), resident{of, comm, stream, options, memory()} {
-    log.describe = [this](support::call const& made) {
+    log.describe = [this](test::call const& made) {
       for (std::size_t s = 0; s < shards_.size(); ++s) {
         if (made.from.data() == shards_[s].data()) {
           return "gather " + std::to_string(of.segments()[s].bucket);
@@ -148,7 +148,7 @@ class bench {
   lines taken() { return std::exchange(log.lines, {}); }
 
   layout of;
-  support::journal log;
+  test::journal log;
   zero::metered<communicator> comm;
   zero::host_stream stream;
 

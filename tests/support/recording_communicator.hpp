@@ -18,7 +18,7 @@
 /// A communicator that writes down what is asked of it, in a journal in which the test notes its compute,
 /// and that can hold reductions back in their stream.
 
-namespace support {
+namespace test {
 
 /// A collective as it was enqueued.
 struct call {
@@ -150,4 +150,4 @@ class recording_communicator {
   journal* log_;
 };
 
-}  // namespace support
+}  // namespace test
