@@ -8,7 +8,8 @@
 #include <vector>
 
 /// @file
-/// An engine's tensor as tests need it: it owns its elements until it is rebound, then it looks at others'.
+/// An engine's tensor as tests need it: it owns its elements until it is rebound, then it looks at
+/// others'.
 
 namespace test {
 
