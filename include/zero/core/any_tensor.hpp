@@ -61,6 +61,8 @@ class any_tensor {
   explicit any_tensor(T& tensor) noexcept : tensor_{&tensor}, functions_{&detail::tensor_functions_of<T>} {}
 
   [[nodiscard]] explicit operator bool() const noexcept { return tensor_ != nullptr; }
+  /// The tensor itself.
+  [[nodiscard]] void const* address() const noexcept { return tensor_; }
   [[nodiscard]] any_span elements() const { return functions_->elements(tensor_); }
   [[nodiscard]] zero::dtype dtype() const noexcept { return functions_->dtype; }
   [[nodiscard]] bool rebindable() const noexcept { return functions_->rebind != nullptr; }

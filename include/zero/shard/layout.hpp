@@ -81,7 +81,8 @@ class layout {
   };
 
   /// @throws zero::usage_error  no ranks; two parameters of one name; a tied name that nothing declares, or
-  ///                            that the unit itself declares; 2^56 elements or more.
+  ///                            that the unit itself declares; 2^56 elements or more,
+  ///                            padded ones included.
   layout(std::vector<unit_spec> const& specs, std::uint64_t ranks, layout_options const& options)
       : ranks_{ranks} {
     if (ranks == 0) {
@@ -134,7 +135,6 @@ class layout {
 
  private:
   void add_parameters(std::vector<unit_spec> const& specs) {
-    constexpr std::uint64_t limit = std::uint64_t{1} << 56U;  // so that no count of bytes overflows
     std::uint64_t total = 0;
     units_.resize(specs.size());
     for (std::size_t u = 0; u < specs.size(); ++u) {
@@ -259,6 +259,10 @@ class layout {
     for (std::size_t local = 0; local < length.size(); ++local) {
       segment& s = segments_[buckets_[b].segments[local]];
       s.cut = partition{length[local], ranks_, alignment};
+      if (s.cut.padded() >= limit) {
+        throw usage_error{detail::text("layout: expected fewer than 2^56 elements in a segment, actual ",
+                                       s.cut.padded(), " with an alignment of ", alignment)};
+      }
       buckets_[b].trainable = buckets_[b].trainable || s.trainable;
     }
   }
@@ -277,6 +281,8 @@ class layout {
     segments_.push_back({b, spec.value, spec.gradient, spec.reduced, spec.trainable, {}, 0, {}});
     return mine.size() - 1;
   }
+
+  static constexpr std::uint64_t limit = std::uint64_t{1} << 56U;  // so that no count of bytes overflows
 
   std::uint64_t ranks_;
   std::vector<parameter> parameters_;

@@ -3,9 +3,11 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/core/error.hpp>
+#include <zero/optim/concept.hpp>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -37,6 +39,24 @@ void throw_together(Communicator& comm, std::string_view failure) {
       throw usage_error{text(message, " (rank ", rank, ")")};
     }
   }
+}
+
+/// Hyperparameters as what they do: a hash of one element, and its states, in two updates.
+template <elementwise_optimizer Optimizer>
+[[nodiscard]] std::uint64_t fingerprint(Optimizer const& optimizer) {
+  std::uint64_t hash = 0;
+  auto const add = [&hash](double number) {
+    hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32U;
+  };
+  double value = 1;
+  std::array<double, state_count<Optimizer>> states{};
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    Optimizer::update(optimizer.template at<double>(step), value, 0.5, states);
+    add(value);
+    std::for_each(states.begin(), states.end(), add);
+  }
+  return hash;
 }
 
 /// The line that starts at `begin`.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/core/error.hpp>
 #include <zero/core/partition.hpp>
 #include <zero/device/ledger.hpp>
 #include <zero/shard/layout.hpp>
@@ -95,6 +96,10 @@ class memory_map {
   std::uint64_t take(category as, std::uint64_t real_bytes, std::uint64_t padded_bytes) {
     std::uint64_t const total = round_up(padded_bytes, options_.alignment_bytes);
     std::uint64_t const offset = next_;
+    if (total > std::numeric_limits<std::uint64_t>::max() - next_) {
+      throw usage_error{detail::text("memory_map: expected a total of bytes that fits 64 bits, actual ", next_,
+                                     " and ", total, " of ", name(as))};
+    }
     next_ += total;
     regions.push_back({as, real_bytes, total});
     bytes[as] += real_bytes;

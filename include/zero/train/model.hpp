@@ -267,7 +267,8 @@ class model {
       check_gradients();
       finish_microbatch();
       reducer_.finish_window();
-      update_.enqueue(optimizer, ran_, reducer_.order() ^ (residency_ ? residency_->order() : 0),
+      std::uint64_t const order = hash_order(reducer_.order(), residency_ ? residency_->order() : 0);
+      update_.enqueue(optimizer, window{ran_, announced_, order},
                       [this](std::size_t id) { return reducer_.had_gradient(id); });
       reducer_.begin_window();
       ran_ = 0;

@@ -5,11 +5,12 @@
 #include <zero/device/concept.hpp>
 #include <zero/optim/concept.hpp>
 #include <zero/shard/layout.hpp>
+#include <zero/train/agreement.hpp>
+#include <zero/train/distinct_tensors.hpp>
 #include <zero/train/memory_map.hpp>
 #include <zero/train/options.hpp>
 #include <zero/train/plan.hpp>
 
-#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -49,7 +50,7 @@ class model_spec {
         map_{layout_, map_options<Device>(at, policy, rank, state_count<Optimizer>)},
         plan_{make_plan(layout_, map_, at, policy, bound_bytes())} {
     optimizer.validate();
-    text_ = text(at, policy, chosen) + probe(optimizer);
+    text_ = text(at, policy, chosen) + text(optimizer);
   }
 
   model_spec(model_spec const&) = delete;
@@ -75,6 +76,10 @@ class model_spec {
           of.tied.push_back(declared.name);
           continue;
         }
+        if (!declared.value && !declared.initialiser) {
+          throw usage_error{detail::text("parameter '", declared.name,
+                                         "': expected a value tensor or an initialiser, actual neither")};
+        }
         check_tensor<Device>(declared, declared.value, "value", at.shards_parameters());
         if (!declared.is_frozen) {
           check_tensor<Device>(declared, declared.gradient, "gradient",
@@ -84,6 +89,7 @@ class model_spec {
         declared_.push_back(declared);
       }
     }
+    check_distinct(declared_);
     return specs;
   }
 
@@ -166,7 +172,8 @@ class model_spec {
       }
       if (out.gradient != out.value && !(out.gradient == dtype::float32 && has_master(out.value))) {
         throw usage_error{detail::text("parameter '", declared.name, "': expected a gradient of ",
-                                       zero::name(out.value), " or float32, actual ",
+                                       zero::name(out.value), has_master(out.value) ? " or float32" : "",
+                                       ", actual ",
                                        zero::name(out.gradient))};
       }
     }
@@ -179,8 +186,8 @@ class model_spec {
         "stage ", at.number(), " gradients ", static_cast<int>(at.gradients), " prefetch ", at.prefetch,
         " keep_after_forward ", static_cast<int>(at.keep_after_forward), " max_live_units ",
         at.max_live_units, "\npolicy per_microbatch ", static_cast<int>(policy.per_microbatch),
-        " open_buckets ", policy.open_buckets, "\noptions clip_norm ", chosen.clip_norm.value_or(0),
-        " bucket_bytes ", chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
+        " open_buckets ", policy.open_buckets, "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",
+        std::bit_cast<std::uint64_t>(chosen.clip_norm.value_or(0)), ") bucket_bytes ", chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
         static_cast<int>(chosen.start), "\nunits ", specs_.size(), "\nparameters ", declared_.size(), "\n");
     std::size_t id = 0;
     for (std::size_t u = 0; u < specs_.size(); ++u) {
@@ -194,7 +201,7 @@ class model_spec {
         } else {
           out += detail::text(spec.size);
         }
-        out += detail::text("], gradient ", zero::name(spec.gradient), " reduced to ",
+        out += detail::text(declared.initialiser ? "] from an initialiser, gradient " : "], gradient ", zero::name(spec.gradient), " reduced to ",
                             zero::name(spec.reduced), spec.trainable ? "\n" : ", frozen\n");
       }
       for (std::string const& name : specs_[u].tied) {
@@ -204,20 +211,13 @@ class model_spec {
     return out;
   }
 
-  /// Hyperparameters as what they do: two updates of one element, whose bits must agree.
   template <class Optimizer>
-  [[nodiscard]] static std::string probe(Optimizer const& optimizer) {
-    double value = 1;
-    std::array<double, state_count<Optimizer>> states{};
+  [[nodiscard]] static std::string text(Optimizer const& optimizer) {
     std::string out = "optimizer with states";
     for (std::string_view const name : Optimizer::states) {
       out += detail::text(" ", name);
     }
-    for (std::int64_t step = 1; step <= 2; ++step) {
-      Optimizer::update(optimizer.template at<double>(step), value, 0.5, states);
-      out += detail::text(", probe ", value, " (bits ", std::bit_cast<std::uint64_t>(value), ")");
-    }
-    return out + "\n";
+    return out + detail::text(", hyperparameters with fingerprint ", fingerprint(optimizer), "\n");
   }
 
   std::vector<any_parameter> declared_;  // filled by declare: before specs_

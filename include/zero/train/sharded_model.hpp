@@ -226,10 +226,13 @@ class sharded_model {
 };
 
 /// The plan of a model on rank `rank` of `ranks`, before anything is allocated or communicated.
-/// @throws zero::usage_error  as the constructor of `sharded_model`.
+/// @throws zero::usage_error  as the constructor of `sharded_model`; no ranks, or no such rank.
 template <device Device = host, unit_list Units, elementwise_optimizer Optimizer>
 [[nodiscard]] plan make_plan(std::uint64_t ranks, std::uint64_t rank, Units const& units, stage at,
                              Optimizer const& optimizer, accumulation policy, options const& chosen = {}) {
+  if (rank >= ranks) {
+    throw usage_error{detail::text("make_plan: expected a rank below ", ranks, ", actual ", rank)};
+  }
   return detail::model_spec{std::type_identity<Device>{}, units, at, optimizer, policy, chosen, ranks, rank}
       .planned();
 }

@@ -6,6 +6,7 @@
 #include <zero/optim/fused_update.hpp>
 #include <zero/optim/gradient_norm.hpp>
 #include <zero/shard/bucketed.hpp>
+#include <zero/train/agreement.hpp>
 #include <zero/train/binding.hpp>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 /// @file
@@ -29,6 +31,13 @@ namespace zero::inline v0::detail {
 struct step_outcome {
   double norm = 0;       ///< of the mean gradient, before clipping; only with clipping
   bool skipped = false;  ///< the norm was not finite: nothing was updated
+};
+
+/// What ranks must agree on about the micro-batches since the last step.
+struct window {
+  std::uint64_t microbatches;  ///< that ran
+  std::uint64_t announced;
+  std::uint64_t order;         ///< a hash of the order in which buckets were gathered and reduced
 };
 
 template <communicator Communicator, elementwise_optimizer Optimizer>
@@ -46,14 +55,12 @@ class update {
         messages_(message_.size() * static_cast<std::size_t>(comm.size())),
         sums_(static_cast<std::size_t>(comm.size())), ready_(bound.of().buckets().size()) {}
 
-  /// Enqueue a step over a window of `microbatches`; `order` is a hash of the order in which buckets were
-  /// gathered and reduced, and `had_gradient(id)` this rank's flag.
+  /// Enqueue a step; `had_gradient(id)` is this rank's flag.
   template <class HadGradient>
-  void enqueue(Optimizer const& optimizer, std::uint64_t microbatches, std::uint64_t order,
-               HadGradient had_gradient) {
+  void enqueue(Optimizer const& optimizer, window const& over, HadGradient had_gradient) {
     finished_.wait();
     optimizer_ = optimizer;
-    header_ = {microbatches, order, 0};
+    header_ = {over, fingerprint(optimizer), 0};
     for (std::size_t id = 0; id < steps_.size(); ++id) {
       message_[sizeof(header) + id] = static_cast<std::byte>(had_gradient(id) ? 1 : 0);
     }
@@ -105,8 +112,8 @@ class update {
 
  private:
   struct header {
-    std::uint64_t microbatches;
-    std::uint64_t order;
+    window over;
+    std::uint64_t optimizer;
     double magnitude;
   };
   static_assert(sizeof(norm_sum) % sizeof(float) == 0);
@@ -173,18 +180,26 @@ class update {
         had_[id] |= static_cast<std::uint8_t>(message[sizeof(header) + id]);
       }
     }
-    multiplier_ = 1.0 / static_cast<double>(header_.microbatches);
+    multiplier_ = 1.0 / static_cast<double>(header_.over.microbatches);
   }
 
   void check_peer(header const& peer, std::size_t rank) const {
-    if (peer.microbatches != header_.microbatches) {
-      throw usage_error{text("step: expected a window of ", header_.microbatches,
-                             " micro-batches as here (rank ", comm_->rank(), "), actual ", peer.microbatches,
-                             " (rank ", rank, ")")};
-    }
-    if (peer.order != header_.order) {
+    check_count(header_.over.microbatches, peer.over.microbatches, " micro-batches", rank);
+    check_count(header_.over.announced, peer.over.announced, " announced micro-batches", rank);
+    if (peer.over.order != header_.over.order) {
       throw usage_error{text("step: expected units in one order on all ranks, actual another on rank ", rank,
                              " than here (rank ", comm_->rank(), ")")};
+    }
+    if (peer.optimizer != header_.optimizer) {
+      throw usage_error{text("step: expected one optimizer on all ranks, actual other hyperparameters on rank ",
+                             rank, " than here (rank ", comm_->rank(), ")")};
+    }
+  }
+
+  void check_count(std::uint64_t mine, std::uint64_t other, std::string_view what, std::size_t rank) const {
+    if (mine != other) {
+      throw usage_error{text("step: expected a window of ", mine, what, " as here (rank ", comm_->rank(),
+                             "), actual ", other, " (rank ", rank, ")")};
     }
   }
 
