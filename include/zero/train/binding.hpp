@@ -10,7 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 /// @file
@@ -153,10 +156,11 @@ class binding {
     }
   }
 
-  /// Fill the arena from existing values or initialisers, unit by unit, and bind the tensors to it.
+  /// Fill the arena from initialisers, and then from existing values, unit by unit, and bind the tensors
+  /// to it. What can fail comes first: until all ranks are past it, tensors keep their storage.
   ///
   /// Collective: every rank calls it.
-  /// @throws zero::usage_error  ranks start from different values, and must not.
+  /// @throws zero::usage_error  ranks start from different values, and must not; an initialiser threw.
   template <communicator Communicator>
   void take_over(metered<Communicator>& comm, start how, bool binds_gradients) {
     typename Device::stream stream{};
@@ -165,13 +169,15 @@ class binding {
     comm.label(traffic::bind);
     if (how == start::require_equal) {
       check_equal(comm);
+    } else {
+      broadcast_values(comm, stream);
     }
+    throw_together(comm, initialise(stream));
     for (std::size_t id = 0; id < of().parameters().size(); ++id) {
       any_parameter const& each = declared(id);
-      if (!each.initialiser && how == start::broadcast && each.value.elements().size() != 0) {
-        comm.broadcast(each.value.elements(), 0, stream);
+      if (!each.initialiser) {
+        fill(id, stream);
       }
-      fill(id, stream);
       stream.synchronize();  // a tensor that is rebound may free what was copied
       taken_over_ = id + 1;
       bool const whole = !stage_.shards_parameters();
@@ -216,6 +222,31 @@ class binding {
       return tensor.elements();
     }
     return {offset == memory_map::none ? nullptr : base_ + offset, size, type};
+  }
+
+  template <class Communicator>
+  void broadcast_values(Communicator& comm, typename Device::stream& stream) const {
+    for (any_parameter const& each : spec_->declared()) {
+      if (!each.initialiser && each.value.elements().size() != 0) {
+        comm.broadcast(each.value.elements(), 0, stream);
+      }
+    }
+    stream.synchronize();
+  }
+
+  /// Run the initialisers. Returns what one of them threw, or nothing.
+  [[nodiscard]] std::string initialise(typename Device::stream& stream) {
+    for (std::size_t id = 0; id < of().parameters().size(); ++id) {
+      if (declared(id).initialiser) {
+        try {
+          fill(id, stream);
+        } catch (std::exception const& failure) {
+          return text("sharded_model: the initialiser of parameter '", declared(id).name, "' threw: ",
+                      std::string_view{failure.what()});
+        }
+      }
+    }
+    return {};
   }
 
   /// Write the elements of parameter `id` that this rank holds, and their master weights.
