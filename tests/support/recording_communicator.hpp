@@ -16,7 +16,7 @@
 
 /// @file
 /// A communicator that writes down what is asked of it, in a journal in which the test notes its compute,
-/// and that can hold reductions back in their stream.
+/// and that can hold collectives back in their stream.
 
 namespace test {
 
@@ -73,8 +73,9 @@ struct journal {
   std::function<std::string(call const&)> describe = [](call const& made) {
     return std::string{made.operation} + " " + std::to_string(made.to.size());
   };
-  /// Reductions wait here, in their stream.
+  /// Reductions, and gathers, wait here, in their stream.
   gate* reductions = nullptr;
+  gate* gathers = nullptr;
 
   void note(std::string line) { lines.push_back(std::move(line)); }
 
@@ -110,17 +111,18 @@ class recording_communicator {
   void reduce_scatter(zero::const_any_span full, zero::any_span shard, zero::combine how,
                       zero::reduction what, stream& on) {
     log_->add({"reduce_scatter", full, shard, how, &on});
-    hold(on);
+    hold(log_->reductions, on);
     inner_.reduce_scatter(full, shard, how, what, on);
   }
   void all_reduce(zero::const_any_span full, zero::any_span result, zero::combine how,
                   zero::reduction what, stream& on) {
     log_->add({"all_reduce", full, result, how, &on});
-    hold(on);
+    hold(log_->reductions, on);
     inner_.all_reduce(full, result, how, what, on);
   }
   void all_gather(zero::const_any_span shard, zero::any_span full, stream& on) {
     log_->add({"all_gather", shard, full, zero::combine::overwrite, &on});
+    hold(log_->gathers, on);
     inner_.all_gather(shard, full, on);
   }
   void broadcast(zero::any_span data, int root, stream& on) {
@@ -140,9 +142,9 @@ class recording_communicator {
   void abort(std::string_view reason) noexcept { inner_.abort(reason); }
 
  private:
-  void hold(stream& on) {
-    if (gate* const held = log_->reductions; held != nullptr) {
-      on.enqueue([held] { held->pass(); });
+  static void hold(gate* at, stream& on) {
+    if (at != nullptr) {
+      on.enqueue([at] { at->pass(); });
     }
   }
 
