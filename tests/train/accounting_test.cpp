@@ -286,7 +286,7 @@ TEST_CASE("the bytes that leave a rank are the formula's, by name, and those tha
                                    zero::adamw{}, run.policy,    options};
                 CHECK_MESSAGE(payload(sharded.sent()) == sharded.sent()[traffic::bind], title);
                 bool const trains = expected.of_step(1).gradients != 0 || ranks == 1;
-                for (std::size_t const microbatches : {1, 2, 3, 1}) {
+                for (std::size_t const microbatches : {1U, 2U, 3U, 1U}) {
                   zero::traffic_bytes const before = sharded.sent();
                   for (std::size_t m = 0; m < microbatches; ++m) {
                     run_microbatch(sharded, model, m, microbatches);
@@ -416,7 +416,7 @@ TEST_CASE("gathers ahead of a use that never comes are metered as mispredicted")
       3,
       [&](zero::thread_communicator& world) {
         watched_communicator comm{world.split(0, world.rank())};
-        for (std::size_t const prefetch : {0, 1, 3}) {
+        for (std::size_t const prefetch : {0U, 1U, 3U}) {
           test::declared_model const model{five_units()};
           std::uint64_t sent = 0;
           {

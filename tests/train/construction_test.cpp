@@ -198,8 +198,8 @@ TEST_CASE(
                 zero::stage(zero::stage2{}), zero::stage(zero::stage3{.prefetch = 0}),
                 zero::stage(zero::stage3{.prefetch = 2}),
                 zero::stage(zero::stage3{.keep_after_forward = true})}) {
-            for (std::uint64_t const bucket_bytes : {0, 300, 1 << 20}) {
-              for (std::uint64_t const alignment : {0, 1}) {
+            for (std::uint64_t const bucket_bytes : {0U, 300U, 1U << 20U}) {
+              for (std::uint64_t const alignment : {0U, 1U}) {
                 zero::options options = chosen();
                 options.bucket_bytes = bucket_bytes;
                 if (alignment != 0) {

@@ -207,7 +207,7 @@ void check_all(std::vector<test::model_case> const& models, int below_stage) {
         continue;
       }
       for (test::shape_case const& shape : test::shape_cases()) {
-        for (std::uint64_t const ranks : {1, 3, 8}) {
+        for (std::uint64_t const ranks : {1U, 3U, 8U}) {
           formula::settings const settings = test::settings_of(run, shape, ranks);
           zero::layout const layout{
               model.units,

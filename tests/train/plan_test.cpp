@@ -51,7 +51,7 @@ void compare_plans(std::vector<test::model_case> const& models,
                           test::title(each, run, settings, rank));
             CHECK_MESSAGE(plan.bytes.arena() == memory.arena(),
                           test::title(each, run, settings, rank));
-            for (std::size_t const microbatches : {1, 2, 3}) {
+            for (std::size_t const microbatches : {1U, 2U, 3U}) {
               CHECK_MESSAGE(
                   plan.sent_bytes_per_step(microbatches) == expected.of_step(microbatches).total(),
                   test::title(each, run, settings, rank), ", ", microbatches, " micro-batches");
@@ -175,7 +175,7 @@ TEST_CASE("a plan of sizes that divide has no padding, and is the theory's table
     CHECK(persistent(plan_of(stage1_all_reduce, true)) == (p + g) * all + o * all / ranks);
     CHECK(persistent(plan_of(zero::stage3{}, false)) == g * all + (p + o) * all / ranks);
 
-    for (std::uint64_t const m : {1, 2, 3}) {
+    for (std::uint64_t const m : {1U, 2U, 3U}) {
       CHECK(plan_of(zero::stage0{}, false).sent_bytes_per_step(m) == f((r + g) * all));
       CHECK(plan_of(zero::stage1{}, false).sent_bytes_per_step(m) == f((r + p) * all));
       CHECK(plan_of(stage1_all_reduce, false).sent_bytes_per_step(m) == f((r + g + p) * all));
@@ -303,7 +303,7 @@ TEST_CASE(
                          zero::precision precision, std::vector<row> const& table) {
     for (row const& expected : table) {
       std::uint64_t sum = 0;
-      for (std::uint64_t const rank : {0, 1, 31, 62, 63}) {
+      for (std::uint64_t const rank : {0U, 1U, 31U, 62U, 63U}) {
         zero::plan const plan =
             zero::make_plan(ranks, rank, units, expected.stage, zero::adamw{}, expected.policy,
                             zero::options{.precision = precision});
@@ -354,7 +354,7 @@ TEST_CASE(
 TEST_CASE("what the ranks of a stage hold adds up to the model, to the element") {
   constexpr std::uint64_t all = 7 * 1'234'567;
   auto const units = bare_units<zero::bfloat16>(std::vector<std::size_t>(7, 1'234'567));
-  for (std::uint64_t const ranks : {1, 2, 3, 4, 8, 61}) {
+  for (std::uint64_t const ranks : {1U, 2U, 3U, 4U, 8U, 61U}) {
     std::uint64_t parameters = 0;
     std::uint64_t gradients = 0;
     std::uint64_t state = 0;
@@ -418,7 +418,7 @@ TEST_CASE("a plan says in words what stage and policy cost together") {
 
 TEST_CASE("a plan of an empty model, and of a model with empty units, is empty") {
   std::vector<std::vector<zero::any_parameter>> units;
-  for (std::size_t n : {0, 1, 3}) {
+  for (std::size_t n : {0U, 1U, 3U}) {
     units.resize(n);
     for (test::run_case const& run : test::run_cases()) {
       zero::plan const plan = zero::make_plan(3, 1, units, run.stage, zero::adamw{}, run.policy);

@@ -89,7 +89,7 @@ void run_microbatch(model_type& sharded, test::declared_model const& model,
 /// What a training program does between two binds.
 void train(model_type& sharded, test::declared_model const& model,
            std::vector<std::vector<std::size_t>> const& ids, way how, bool clips) {
-  for (std::size_t const microbatches : {1, 2, 1, 3}) {
+  for (std::size_t const microbatches : {1U, 2U, 1U, 3U}) {
     for (std::size_t m = 0; m < microbatches; ++m) {
       run_microbatch(sharded, model, ids, how, m, microbatches);
     }
