@@ -6,6 +6,7 @@
 #include <zero/shard/bucketed.hpp>
 #include <zero/train/accumulation.hpp>
 #include <zero/train/binding.hpp>
+#include <zero/train/options.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +17,9 @@
 
 /// @file
 /// `gradient_reducer`: where the engine writes gradients, which of them are ready, and their reduction, a
-/// bucket at a time, on the communication stream.
+/// bucket at a time, on a communication stream. Where parameters are sharded, reductions have a communicator
+/// and a stream of their own: ranks may finish gradients in different orders, and so reduce at different
+/// moments between the gathers.
 
 namespace zero::inline v0::detail {
 
@@ -27,9 +30,13 @@ class gradient_reducer {
   using event = typename device::event;
 
  public:
+  /// `comm` is the gathers' communicator, too, where parameters are whole.
   gradient_reducer(binding<device>& bound, metered<Communicator>& comm, stream& communication,
-                   accumulation policy, bool engine_adds)
-      : bound_{&bound}, comm_{&comm}, stream_{&communication}, policy_{policy}, engine_adds_{engine_adds},
+                   accumulation policy, options const& chosen)
+      : bound_{&bound}, comm_{&comm}, policy_{policy}, engine_adds_{chosen.engine_adds},
+        in_turns_{bound.at().shards_parameters() && !chosen.overlap},
+        own_stream_(bound.at().shards_parameters() && chosen.overlap),
+        stream_{own_stream_.threaded() ? &own_stream_ : &communication},
         parameters_(bound.of().parameters().size()), buckets_(bound.of().buckets().size()),
         slots_(bound.map().gradient_slots.size()) {
     std::size_t ordinal = 0;
@@ -60,6 +67,7 @@ class gradient_reducer {
     for (bucket_state& b : buckets_) {
       b.complete = false;
       b.enqueued = false;
+      b.admitted = false;
       b.ready = 0;
     }
     for (parameter_state& p : parameters_) {
@@ -181,10 +189,35 @@ class gradient_reducer {
     pending_.clear();
   }
 
+  /// A unit whose gradients come one by one is leased, before its parameters are gathered. Without a stream of
+  /// their own, reductions have fixed places between the gathers: here, where slots must be free for the unit.
+  /// @throws zero::usage_error  the bucket whose turn it is has parameters that aren't ready.
+  void admit(std::size_t b) {
+    if (!in_turns_ || !policy_.per_microbatch || !bound_->of().buckets()[b].trainable) {
+      return;
+    }
+    buckets_[b].admitted = true;
+    auto open = std::count_if(buckets_.begin(), buckets_.end(),
+                              [](bucket_state const& each) { return each.admitted && !each.enqueued; });
+    for (; open > static_cast<std::ptrdiff_t>(slots_.size()) && in_order_ > 0; --open) {
+      std::size_t const next = trainable_[in_order_ - 1];
+      if (!buckets_[next].admitted) {
+        return;
+      }
+      if (!buckets_[next].complete) {
+        throw usage_error{text("backward: expected the gradients of bucket ", next, " before the lease of bucket ",
+                               b, ", actual not all of them (rank ", comm_->rank(),
+                               "); raise open_buckets, or overlap")};
+      }
+      enqueue(next);
+      --in_order_;
+    }
+  }
+
   /// Enqueue the reductions of buckets whose parameters are all ready: the last bucket first on every
   /// rank, whatever order they got ready in.
   void reduce_in_order() {
-    while (reduces_now() && in_order_ > 0 && buckets_[trainable_[in_order_ - 1]].complete) {
+    while (!in_turns_ && reduces_now() && in_order_ > 0 && buckets_[trainable_[in_order_ - 1]].complete) {
       enqueue(trainable_[--in_order_]);
     }
   }
@@ -204,6 +237,15 @@ class gradient_reducer {
       reduce_rest();
     }
   }
+
+  /// Let all later work of `on` wait for the reductions enqueued so far.
+  void let_wait(stream& on) {
+    if (stream_ != &on) {
+      on.wait(stream_->record());
+    }
+  }
+
+  void synchronize() { stream_->synchronize(); }
 
   /// A hash of the buckets reduced so far, in order.
   [[nodiscard]] std::uint64_t order() const noexcept { return order_; }
@@ -226,6 +268,7 @@ class gradient_reducer {
     std::size_t reductions = 0;
     bool complete = false;
     bool enqueued = false;
+    bool admitted = false;    // leased for gradients one by one, in this micro-batch
     bool cleared = false;
   };
 
@@ -431,10 +474,12 @@ class gradient_reducer {
 
   binding<device>* bound_;
   metered<Communicator>* comm_;
-  stream* stream_;
   stream engine_side_{};  // what is enqueued here is done when the call that enqueued it returns
   accumulation policy_;
   bool engine_adds_;
+  bool in_turns_;      // between gathers, at places that all ranks share
+  stream own_stream_;  // where parameters are sharded and it has a thread
+  stream* stream_;     // of the reductions
   std::vector<parameter_state> parameters_;
   std::vector<bucket_state> buckets_;
   std::vector<slot_state> slots_;

@@ -30,12 +30,13 @@ class model {
   using stream = typename device::stream;
 
  public:
-  /// Collective; `spec` must be agreed on.
-  model(metered<Communicator>& comm, model_spec const& spec, stage at, accumulation policy,
-        options const& chosen)
+  /// Collective; `spec` must be agreed on. `reductions` is another communicator than `comm` where parameters
+  /// are sharded.
+  model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec, stage at,
+        accumulation policy, options const& chosen)
       : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank())},
         per_microbatch_{policy.per_microbatch},
-        reducer_{bound_, comm, stream_, policy, chosen.engine_adds},
+        reducer_{bound_, reductions, stream_, policy, chosen},
         update_{bound_, comm, stream_, chosen.clip_norm},
         units_(of().units().size()),
         value_uses_(of().parameters().size(), 0),
@@ -125,6 +126,11 @@ class model {
       }
       enter(kind);
       layout::unit const& leased = of().units()[unit];
+      if (kind == lease_kind::by_parameter) {
+        for (std::size_t const b : leased.buckets) {
+          reducer_.admit(b);
+        }
+      }
       for (std::size_t const b : leased.buckets) {
         if (!residency_) {
           update_.wait(b);
@@ -267,6 +273,7 @@ class model {
       check_gradients();
       finish_microbatch();
       reducer_.finish_window();
+      reducer_.let_wait(stream_);
       std::uint64_t const order = hash_order(reducer_.order(), residency_ ? residency_->order() : 0);
       update_.enqueue(optimizer, window{ran_, announced_, order},
                       [this](std::size_t id) { return reducer_.had_gradient(id); });
@@ -304,7 +311,7 @@ class model {
       }
       finish_microbatch();
       reducer_.finish_window();
-      stream_.synchronize();
+      reducer_.synchronize();
       layout::parameter const& p = of().parameters()[id];
       layout::segment const& segment = of().segments()[p.segment];
       bool const whole = bound_.at().reduces_whole();

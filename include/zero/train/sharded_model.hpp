@@ -128,7 +128,12 @@ class sharded_model {
       comm_.set_deadline(chosen.deadline);
     });
     detail::agree(comm_, "sharded_model", spec_->agreement());
-    together([&] { model_.emplace(comm_, *spec_, placed, accumulates, chosen); });
+    if (placed.shards_parameters()) {
+      reductions_.emplace(comm_.split(0, comm_.rank()));
+    }
+    together([&] {
+      model_.emplace(comm_, reductions_ ? *reductions_ : comm_, *spec_, placed, accumulates, chosen);
+    });
     model_->take_over(chosen.start);
   }
 
@@ -198,7 +203,16 @@ class sharded_model {
   /// The bytes really taken, by category.
   [[nodiscard]] memory_bytes ledger() const { return model_->bound().ledger(); }
   /// Payload bytes that left this rank since bind.
-  [[nodiscard]] traffic_bytes sent() const { return comm_.sent(); }
+  [[nodiscard]] traffic_bytes sent() const {
+    traffic_bytes out = comm_.sent();
+    if (reductions_) {
+      traffic_bytes const more = reductions_->sent();
+      for (std::size_t i = 0; i < traffic_count; ++i) {
+        out[static_cast<traffic>(i)] += more[static_cast<traffic>(i)];
+      }
+    }
+    return out;
+  }
   /// Gather slots in use, now and at most, and how often buckets were gathered and released.
   [[nodiscard]] residency_counts gathered() const { return model_->gathered(); }
   /// Gradient slots in use at most.
@@ -217,6 +231,7 @@ class sharded_model {
   }
 
   metered<Communicator> comm_;
+  std::optional<metered<Communicator>> reductions_;  // of gradients, where gathers come between them
   Optimizer optimizer_;
   bool clips_;
   int exceptions_;
