@@ -2,12 +2,15 @@
 //
 // The AdamW update beside its limit, an in-place loop over the same streams, and beside what it
 // replaces, a plain loop over scalars. All three run within each iteration, so that they see the same
-// memory; `ratio` is the median of the pairs' limit time / update time, between its quartiles.
+// memory; `limit_ratio` is the median of limit time / update time (1 is the limit), between quartiles.
 //
 //   float32    reads p g m v, writes p m v                   28 bytes an element
 //   bfloat16   reads g master m v, writes p master m v,
 //              and the line of p is fetched to be written    30 bytes an element
 
+#include "paired.hpp"
+
+#include <zero/core/dtype.hpp>
 #include <zero/device/host.hpp>
 #include <zero/device/pack.hpp>
 #include <zero/optim/adamw.hpp>
@@ -16,22 +19,17 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <barrier>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstring>
 #include <memory>
-#include <thread>
-#include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr std::size_t elements = std::size_t{1}
-                                 << 25U;  // a thread's arrays: 512 MiB, past any cache
-constexpr int pairs = 25;
+/// For each thread, with arrays of 512 MiB together: past any cache.
+constexpr std::size_t elements = std::size_t{1} << 25U;
 constexpr zero::adamw optimizer{.learning_rate = 1e-3, .weight_decay = 0.01};
 
 template <class T>
@@ -134,93 +132,39 @@ struct shard {
   }
 };
 
-/// Threads that run the same work at the same time.
-class team {
- public:
-  explicit team(std::size_t size) : barrier_{static_cast<std::ptrdiff_t>(size)} {
-    for (std::size_t rank = 1; rank < size; ++rank) {
-      threads_.emplace_back([this, rank] { serve(rank); });
-    }
-  }
-  ~team() {
-    work_ = nullptr;
-    barrier_.arrive_and_wait();
-    for (auto& thread : threads_) {
-      thread.join();
-    }
-  }
-
-  /// Seconds until all of them have done `work(rank)`.
-  double seconds(std::function<void(std::size_t)> work) {
-    work_ = std::move(work);
-    barrier_.arrive_and_wait();
-    auto const start = std::chrono::steady_clock::now();
-    work_(0);
-    barrier_.arrive_and_wait();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-
- private:
-  void serve(std::size_t rank) {
-    for (;;) {
-      barrier_.arrive_and_wait();
-      if (!work_) {
-        return;
-      }
-      work_(rank);
-      barrier_.arrive_and_wait();
-    }
-  }
-
-  std::barrier<> barrier_;
-  std::function<void(std::size_t)> work_;
-  std::vector<std::thread> threads_;
-};
-
-double quantile(std::vector<double> values, double part) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(part * static_cast<double>(values.size() - 1) + 0.5)];
-}
-
 template <class Parameter>
 void adamw(benchmark::State& state) {
   auto const threads = static_cast<std::size_t>(state.range(0));
   std::vector<shard<Parameter>> shards(threads);
-  team workers{threads};
-  std::vector<double> ratios;
-  std::vector<double> update_seconds;
-  std::vector<double> limit_seconds;
-  std::vector<double> scalar_seconds;
+  paired::team workers{threads};
+  paired::comparison limit;
+  paired::comparison scalar;
   std::int64_t step = 0;
   for (auto _ : state) {
     ++step;
     double const update = workers.seconds([&](std::size_t rank) { shards[rank].update(step); });
-    double const limit = workers.seconds([&](std::size_t rank) { shards[rank].limit(); });
-    double const scalar = workers.seconds([&](std::size_t rank) { shards[rank].scalar(step); });
-    ratios.push_back(limit / update);
-    update_seconds.push_back(update);
-    limit_seconds.push_back(limit);
-    scalar_seconds.push_back(scalar);
+    limit.add(update, workers.seconds([&](std::size_t rank) { shards[rank].limit(); }));
+    scalar.add(update, workers.seconds([&](std::size_t rank) { shards[rank].scalar(step); }));
     state.SetIterationTime(update);
   }
-  auto const speed = [&](std::vector<double> const& seconds) {
-    return shard<Parameter>::bytes * static_cast<double>(elements * threads) /
-           quantile(seconds, 0.5) / 1e9;
-  };
-  state.counters["ratio"] = quantile(ratios, 0.5);
-  state.counters["ratio_low"] = quantile(ratios, 0.25);
-  state.counters["ratio_high"] = quantile(ratios, 0.75);
-  state.counters["GB/s"] = speed(update_seconds);
-  state.counters["limit_GB/s"] = speed(limit_seconds);
-  state.counters["scalar_GB/s"] = speed(scalar_seconds);
+  limit.report(state, "limit");
+  scalar.report(state, "scalar");
+  double const gigabytes = shard<Parameter>::bytes * static_cast<double>(elements * threads) / 1e9;
+  state.counters["GB/s"] = gigabytes / limit.library_seconds();
+  state.counters["limit_GB/s"] = gigabytes / limit.other_seconds();
 }
 
-BENCHMARK(adamw<float>)->ArgName("threads")->Arg(1)->Arg(2)->Iterations(pairs)->UseManualTime();
+BENCHMARK(adamw<float>)
+    ->ArgName("threads")
+    ->Arg(1)
+    ->Arg(2)
+    ->Iterations(paired::pairs)
+    ->UseManualTime();
 BENCHMARK(adamw<zero::bfloat16>)
     ->ArgName("threads")
     ->Arg(1)
     ->Arg(2)
-    ->Iterations(pairs)
+    ->Iterations(paired::pairs)
     ->UseManualTime();
 
 }  // namespace
