@@ -25,7 +25,7 @@ constexpr std::chrono::seconds deadline{20};
 constexpr zero::thread_options threads{.deadline = deadline};
 constexpr int world_sizes[] = {1, 2, 3, 4, 8};
 
-/// Threads, and a way to the communicator that a model splits off: what it really read from its
+/// Threads, and a way to the communicators that a model splits off: what they really read from its
 /// peers.
 class watched_communicator {
  public:
@@ -61,14 +61,27 @@ class watched_communicator {
   [[nodiscard]] watched_communicator split(int color, int key) {
     watched_communicator part{inner_->comm.split(color, key)};
     parts_->push_back(part.inner_);
+    part.parts_ = parts_;
     return part;
   }
   void abort(std::string_view reason) noexcept { inner_->comm.abort(reason); }
 
-  /// The bytes that the last part split off has read from its peers' memory in collectives.
-  [[nodiscard]] std::uint64_t bytes_read() const { return parts_->back()->comm.peer_bytes_read(); }
-  /// The bytes that it has sent by exchanges, which the others count apart.
-  [[nodiscard]] std::uint64_t bytes_exchanged() const { return parts_->back()->exchanged_bytes; }
+  /// The bytes that all parts split off have read from their peers' memory in collectives.
+  [[nodiscard]] std::uint64_t bytes_read() const {
+    std::uint64_t sum = 0;
+    for (auto const& part : *parts_) {
+      sum += part->comm.peer_bytes_read();
+    }
+    return sum;
+  }
+  /// The bytes that they have sent by exchanges, which the others count apart.
+  [[nodiscard]] std::uint64_t bytes_exchanged() const {
+    std::uint64_t sum = 0;
+    for (auto const& part : *parts_) {
+      sum += part->exchanged_bytes;
+    }
+    return sum;
+  }
   void forget() { parts_->clear(); }
 
  private:
@@ -417,6 +430,7 @@ TEST_CASE("gathers ahead of a use that never comes are metered as mispredicted")
       [&](zero::thread_communicator& world) {
         watched_communicator comm{world.split(0, world.rank())};
         for (std::size_t const prefetch : {0U, 1U, 3U}) {
+          comm.forget();
           test::declared_model const model{five_units()};
           std::uint64_t sent = 0;
           {
