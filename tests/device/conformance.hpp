@@ -15,8 +15,8 @@
 #include <string>
 
 /// @file
-/// What every device does. `Setup` has a `device` and a static `make_stream()`; its memory can be read
-/// by the host after `synchronize`. Use: TEST_CASE_TEMPLATE_INVOKE(device, setup...).
+/// What every device does. `Setup` has a `device` and a static `make_stream()`; its memory can be
+/// read by the host after `synchronize`. Use: TEST_CASE_TEMPLATE_INVOKE(device, setup...).
 
 namespace device_conformance {
 

@@ -7,9 +7,9 @@
 #include <new>
 
 /// @file
-/// Replaces the program's allocator by one that counts: included by one source of a test program. The
-/// sanitizers of clang++ have an allocator that can't be replaced, and that ends the program where there
-/// is no memory; there `available` is false, and what is counted stays 0.
+/// Replaces the program's allocator by one that counts: included by one source of a test program.
+/// The sanitizers of clang++ have an allocator that can't be replaced, and that ends the program
+/// where there is no memory; there `available` is false, and what is counted stays 0.
 
 // Under a sanitizer too, memory that there isn't is an exception.
 extern "C" char const* __asan_default_options() { return "allocator_may_return_null=1"; }

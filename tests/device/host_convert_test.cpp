@@ -22,7 +22,8 @@ std::vector<To> converted(std::vector<From> const& from) {
   return to;
 }
 
-/// A double rounded to a multiple of a power of two, ties to even, with magnitudes in double's range.
+/// A double rounded to a multiple of a power of two, ties to even, with magnitudes in double's
+/// range.
 double round_bits(double value, int bits, int smallest_exponent) {
   int exponent = 0;
   std::frexp(value, &exponent);

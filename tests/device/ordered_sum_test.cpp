@@ -32,8 +32,8 @@ bool same(T a, T b) {
          (std::isnan(x) && std::isnan(y));
 }
 
-/// Rounds one operation to T: float arithmetic through double, whose double rounding is harmless for
-/// sums and products of floats; double arithmetic through a volatile, which nothing can fuse.
+/// Rounds one operation to T: float arithmetic through double, whose double rounding is harmless
+/// for sums and products of floats; double arithmetic through a volatile, which nothing can fuse.
 template <class T, class Operation>
 T once(T a, T b, Operation operation) {
   double volatile out = operation(static_cast<double>(a), static_cast<double>(b));

@@ -22,7 +22,8 @@ std::array<T, pack<T>::size> lanes(pack<T> value) {
   return out;
 }
 
-/// Calls `check(float)` for values of every exponent, around every rounding boundary of 16-bit floats.
+/// Calls `check(float)` for values of every exponent, around every rounding boundary of 16-bit
+/// floats.
 template <class Check>
 void for_many_floats(Check check) {
   for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32U); bits += 251 * 31) {

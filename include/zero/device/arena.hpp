@@ -11,13 +11,13 @@
 #include <utility>
 
 /// @file
-/// `arena`: one allocation, handed out from its start to its end, with a ledger of what each part is
-/// for. Nothing is given back before the whole.
+/// `arena`: one allocation, handed out from its start to its end, with a ledger of what each part
+/// is for. Nothing is given back before the whole.
 
 namespace zero::inline v0 {
 
-/// Ordering: a value that only moves; addresses stay the same in a move. It doesn't wait for work that
-///           uses its memory.
+/// Ordering: a value that only moves; addresses stay the same in a move. It doesn't wait for work
+///           that uses its memory.
 template <device Device>
 class arena {
  public:
@@ -51,8 +51,8 @@ class arena {
   }
 
   /// The next `total_bytes` bytes, of which `real_bytes` are counted as `kind` and the others as
-  /// padding. The start is a multiple of `Device::alignment_bytes`; what that leaves unused after the
-  /// range is padding too. A range of no bytes has no address of its own.
+  /// padding. The start is a multiple of `Device::alignment_bytes`; what that leaves unused after
+  /// the range is padding too. A range of no bytes has no address of its own.
   /// @throws zero::usage_error  the arena is too small, or more bytes are real than there are.
   [[nodiscard]] std::byte* take(category kind, std::uint64_t real_bytes,
                                 std::uint64_t total_bytes) {

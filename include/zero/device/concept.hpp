@@ -8,8 +8,8 @@
 #include <string_view>
 
 /// @file
-/// What the library needs of a place where tensors live: memory, streams of work, events between them,
-/// and a few elementwise operations. `host` models it.
+/// What the library needs of a place where tensors live: memory, streams of work, events between
+/// them, and a few elementwise operations. `host` models it.
 
 namespace zero::inline v0 {
 
@@ -30,9 +30,10 @@ struct host_work {
 
 }  // namespace detail
 
-/// In-order work on a device, whose destructor waits for it. `Stream(true)` runs it concurrently with the
-/// caller, where the device can, and `threaded` says whether it does; a default stream need not run it
-/// before it is waited for. `enqueue` takes work for the host, as small and trivial as `host_stream` wants.
+/// In-order work on a device, whose destructor waits for it. `Stream(true)` runs it concurrently
+/// with the caller, where the device can, and `threaded` says whether it does; a default stream
+/// need not run it before it is waited for. `enqueue` takes work for the host, as small and trivial
+/// as `host_stream` wants.
 template <class Stream, class Event>
 concept device_stream = std::default_initializable<Stream> &&
                         std::constructible_from<Stream, bool> && std::destructible<Stream> &&
@@ -56,9 +57,11 @@ struct range_sum {
 
 }  // namespace detail
 
-/// All operations are static: a device has no state of its own. Those with a stream are enqueued on it.
+/// All operations are static: a device has no state of its own. Those with a stream are enqueued on
+/// it.
 ///
-/// A type with all of `host`'s members except `launch` is no device: the optimizer couldn't run on it.
+/// A type with all of `host`'s members except `launch` is no device: the optimizer couldn't run on
+/// it.
 template <class Device>
 concept device =
     device_event<typename Device::event> &&

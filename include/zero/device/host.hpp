@@ -33,8 +33,8 @@ class host {
   /// Every allocation starts at a multiple of this.
   static constexpr std::size_t alignment_bytes = 64;
 
-  /// Memory with indeterminate contents, by one aligned `operator new` of exactly `bytes`; 0 bytes give
-  /// a null pointer. From 4 MiB on it is aligned for huge pages, and on Linux asks for them.
+  /// Memory with indeterminate contents, by one aligned `operator new` of exactly `bytes`; 0 bytes
+  /// give a null pointer. From 4 MiB on it is aligned for huge pages, and on Linux asks for them.
   /// @throws zero::error  there is not that much memory.
   [[nodiscard]] static void* allocate(std::size_t bytes) {
     if (bytes == 0) {
@@ -83,7 +83,8 @@ class host {
     stream.enqueue([from, to] { detail::host_convert(from, to); });
   }
 
-  /// Add elements of one dtype to others, in their accumulate type, rounded once. The spans don't overlap.
+  /// Add elements of one dtype to others, in their accumulate type, rounded once. The spans don't
+  /// overlap.
   /// @throws zero::usage_error  another size or dtype.
   static void add(stream& stream, const_any_span from, any_span to) {
     check_dtypes("host::add", from, to);
@@ -104,8 +105,8 @@ class host {
     });
   }
 
-  /// Write to `result` the sum of `function(first, count)` over ranges that cover [0, n) once each. The
-  /// sum over no range is `T{}`.
+  /// Write to `result` the sum of `function(first, count)` over ranges that cover [0, n) once each.
+  /// The sum over no range is `T{}`.
   template <class T, class Function>
   static void reduce(stream& stream, std::size_t n, Function function, T* result) {
     stream.enqueue(

@@ -14,8 +14,8 @@
 #endif
 
 /// @file
-/// Copies on the host at the speed of its memory: large ones by non-temporal stores, which don't read
-/// the lines that they overwrite.
+/// Copies on the host at the speed of its memory: large ones by non-temporal stores, which don't
+/// read the lines that they overwrite.
 
 namespace zero::inline v0::detail {
 

@@ -7,8 +7,8 @@
 #include <memory>
 
 /// @file
-/// `host_stream`: an in-order queue of work on the host, run by the caller or by a thread of its own.
-/// After construction neither it nor its events allocate.
+/// `host_stream`: an in-order queue of work on the host, run by the caller or by a thread of its
+/// own. After construction neither it nor its events allocate.
 
 namespace zero::inline v0 {
 
@@ -40,8 +40,8 @@ class host_event {
   std::uint64_t place_ = 0;
 };
 
-/// Work in order. An inline stream runs it in the caller, before `enqueue` returns; a threaded one runs
-/// it on a thread of its own, concurrently with the caller.
+/// Work in order. An inline stream runs it in the caller, before `enqueue` returns; a threaded one
+/// runs it on a thread of its own, concurrently with the caller.
 ///
 /// Ordering: any thread may enqueue, but work must not enqueue on, or synchronize, its own stream.
 class host_stream {
@@ -59,8 +59,9 @@ class host_stream {
   /// Run `work()` after all earlier work. It is trivially copyable, at most 128 bytes, and what it
   /// refers to must outlive it. Waits while 128 pieces of work are pending.
   ///
-  /// An exception from work leaves an inline stream's `enqueue` at once and changes nothing. A threaded
-  /// stream keeps the first one, discards all later work, and throws it from every wait for that work.
+  /// An exception from work leaves an inline stream's `enqueue` at once and changes nothing. A
+  /// threaded stream keeps the first one, discards all later work, and throws it from every wait
+  /// for that work.
   template <detail::stream_work F>
   void enqueue(F work) {
     if (queue_ != nullptr) {

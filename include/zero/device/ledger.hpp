@@ -9,12 +9,13 @@
 #include <string_view>
 
 /// @file
-/// The bytes of a run by category. A plan and the arena's ledger are both `memory_bytes`, so that they
-/// can be compared to the byte.
+/// The bytes of a run by category. A plan and the arena's ledger are both `memory_bytes`, so that
+/// they can be compared to the byte.
 
 namespace zero::inline v0 {
 
-/// What a range of device memory is for. `engine` is memory that the user's engine holds on its own.
+/// What a range of device memory is for. `engine` is memory that the user's engine holds on its
+/// own.
 enum class category : std::uint8_t {
   parameters,
   gradients,

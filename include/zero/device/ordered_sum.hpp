@@ -15,9 +15,9 @@
 #include <utility>
 
 /// @file
-/// `ordered_sum`: the sum of several arrays, in their order, rounded once. It is the arithmetic of every
-/// ordered reduction, and depends on nothing but the values: an element gets the same bits wherever a
-/// span is cut or starts, and in every build.
+/// `ordered_sum`: the sum of several arrays, in their order, rounded once. It is the arithmetic of
+/// every ordered reduction, and depends on nothing but the values: an element gets the same bits
+/// wherever a span is cut or starts, and in every build.
 
 namespace zero::inline v0::detail {
 
@@ -37,8 +37,8 @@ struct sum_end {
 template <class Accumulate>
 inline constexpr std::size_t sum_step = 4 * pack<Accumulate>::size;
 
-/// A whole number of steps: `partial` (where there is one) plus `Count` sources. In one function for all
-/// callers; the destination may be one of what is read.
+/// A whole number of steps: `partial` (where there is one) plus `Count` sources. In one function
+/// for all callers; the destination may be one of what is read.
 template <bool HasPartial, std::size_t Count, element Source, element Destination>
 [[gnu::noinline]] void sum_steps(accumulate_type<Source> const* partial, Source const* const* from,
                                  Destination* to, std::size_t size,
@@ -128,7 +128,8 @@ void sum_few(std::span<Source const* const> from, Destination* to, std::size_t s
   }
 }
 
-/// More sources: block by block, with the sum so far in a buffer that stays in the first-level cache.
+/// More sources: block by block, with the sum so far in a buffer that stays in the first-level
+/// cache.
 template <element Source, element Destination>
 void sum_many(std::span<void const* const> sources, Destination* to, std::size_t size,
               sum_end<accumulate_type<Source>> end) noexcept {
@@ -161,14 +162,15 @@ void sum_many(std::span<void const* const> sources, Destination* to, std::size_t
 
 /// destination[i] = (sources[0][i] + sources[1][i] + ...) * scale, or with `add` that much more.
 ///
-/// The sum and the product are in the accumulate type of `source_type` (double for float64, else float;
-/// `scale` too), and rounded once to the destination's dtype. With `add` the rounded value is added in
-/// the destination's own arithmetic (16-bit floats: in float, then rounded).
+/// The sum and the product are in the accumulate type of `source_type` (double for float64, else
+/// float; `scale` too), and rounded once to the destination's dtype. With `add` the rounded value
+/// is added in the destination's own arithmetic (16-bit floats: in float, then rounded).
 ///
 /// Shapes:   every source has `destination.size()` elements; the destination may be one of them.
 /// Ordering: runs in the caller.
-/// @throws zero::usage_error  no source, or dtypes that can't be summed: the destination has the sources'
-///                            dtype, or one of the two is float32 and the other 16 bits wide.
+/// @throws zero::usage_error  no source, or dtypes that can't be summed: the destination has the
+///                            sources' dtype, or one of the two is float32 and the other 16 bits
+///                            wide.
 inline void ordered_sum(std::span<void const* const> sources, dtype source_type,
                         any_span destination, bool add, double scale) {
   if (sources.empty()) {

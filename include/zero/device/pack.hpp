@@ -11,9 +11,9 @@
 #include <type_traits>
 
 /// @file
-/// `pack`: 16 bytes of float or double with arithmetic, so that a kernel is vectors at plain `-O2`. Each
-/// operation is rounded by itself, whatever the compiler's flags (`-ffast-math` excepted), so an element
-/// gets the same bits in every lane, at every alignment, and in every build.
+/// `pack`: 16 bytes of float or double with arithmetic, so that a kernel is vectors at plain `-O2`.
+/// Each operation is rounded by itself, whatever the compiler's flags (`-ffast-math` excepted), so
+/// an element gets the same bits in every lane, at every alignment, and in every build.
 
 namespace zero::inline v0::detail {
 
@@ -58,7 +58,8 @@ class pack {
   explicit pack(vector value) noexcept : vector_{value} {}
   [[nodiscard]] vector native() const noexcept { return vector_; }
 
-  /// `size` elements from memory that is aligned as one element is, converted (double to float: rounded).
+  /// `size` elements from memory that is aligned as one element is, converted (double to float:
+  /// rounded).
   template <element E>
   [[nodiscard]] static pack load(E const* from) noexcept {
     if constexpr (dtype_of<E> == dtype_of<T>) {
@@ -77,8 +78,8 @@ class pack {
     }
   }
 
-  /// Write `size` elements, each rounded to nearest, ties to even. Only a pack of float can be written
-  /// as 16-bit floats.
+  /// Write `size` elements, each rounded to nearest, ties to even. Only a pack of float can be
+  /// written as 16-bit floats.
   template <element E>
     requires(std::is_same_v<T, float> || sizeof(E) > 2)
   void store(E* to) const noexcept {
@@ -159,8 +160,8 @@ template <class T, element E>
   }
 }
 
-/// Write both packs, as `pack::store` does it; 16-bit floats are written at once, and one test for both
-/// finds that no bfloat16 is NaN.
+/// Write both packs, as `pack::store` does it; 16-bit floats are written at once, and one test for
+/// both finds that no bfloat16 is NaN.
 template <class T, element E>
 void store_two(std::array<pack<T>, 2> const& from, E* to) noexcept {
   auto const& [first, second] = from;

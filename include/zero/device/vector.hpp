@@ -14,8 +14,9 @@
 #endif
 
 /// @file
-/// Vectors of 16 bytes, by the compilers' vector extensions, with what those lack: square roots, and
-/// conversions from and to 16-bit floats. Every lane gets the bits that the scalar operation gives.
+/// Vectors of 16 bytes, by the compilers' vector extensions, with what those lack: square roots,
+/// and conversions from and to 16-bit floats. Every lane gets the bits that the scalar operation
+/// gives.
 
 namespace zero::inline v0::detail {
 
@@ -40,8 +41,9 @@ template <class To, class From>
   return (To)from;  // NOLINT: vectors have no other cast
 }
 
-/// `value`, in a way that keeps the compiler from fusing the operation that gave it with the next one.
-/// Without this a product that is added to something is rounded or not as the compiler's flags have it.
+/// `value`, in a way that keeps the compiler from fusing the operation that gave it with the next
+/// one. Without this a product that is added to something is rounded or not as the compiler's flags
+/// have it.
 template <class Vector>
 [[nodiscard]] inline Vector rounded(Vector value) noexcept {
 #if defined(__SSE2__)

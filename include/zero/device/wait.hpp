@@ -11,14 +11,16 @@
 
 /// @file
 /// How a host thread waits for another: it spins for two microseconds, yields for two hundred, then
-/// sleeps. So a wait is short where both threads have a core, and costs no core where they share one.
+/// sleeps. So a wait is short where both threads have a core, and costs no core where they share
+/// one.
 
 namespace zero::inline v0::detail {
 
 /// Lets threads wait for a condition over atomics that other threads change and then `notify`.
 ///
-/// Ordering: a thread changes the atomics (release or weaker) and then calls `notify`; what it wrote
-///           before is seen by a waiter whose predicate (acquire) held. It must outlive `notify`.
+/// Ordering: a thread changes the atomics (release or weaker) and then calls `notify`; what it
+///           wrote before is seen by a waiter whose predicate (acquire) held. It must outlive
+///           `notify`.
 class waiter {
  public:
   using clock = std::chrono::steady_clock;
@@ -55,8 +57,8 @@ class waiter {
 
   /// Wake every waiter whose condition may hold now. Cheap while nobody sleeps.
   void notify() noexcept {
-    // A read-modify-write, like the one of a thread that goes to sleep: whichever is second sees what
-    // the other thread did before its own.
+    // A read-modify-write, like the one of a thread that goes to sleep: whichever is second sees
+    // what the other thread did before its own.
     if (sleeping_.fetch_add(0, std::memory_order_acq_rel) != 0) {
       {
         std::lock_guard const lock{mutex_};

@@ -16,8 +16,9 @@
 #endif
 
 /// @file
-/// Sums of 16-bit floats with wider instructions, where the processor has them: their conversions cost
-/// more than memory at 16 bytes at a time. The bits are the same, so ranks needn't agree on the choice.
+/// Sums of 16-bit floats with wider instructions, where the processor has them: their conversions
+/// cost more than memory at 16 bytes at a time. The bits are the same, so ranks needn't agree on
+/// the choice.
 
 #ifdef ZERO_WIDE_SUM
 #define ZERO_WIDE [[gnu::target("avx2,f16c")]] inline

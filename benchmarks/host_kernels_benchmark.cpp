@@ -3,10 +3,11 @@
 // The kernels of collectives beside their limit, a bare loop with the same reads and writes, on one
 // core and on two at once. Each rank has 64 MiB, in huge pages where the system gives them.
 //
-//   sum/p/cores     each rank sums p slices, one of them its own, in place: reads 64 MiB, writes 64/p
-//   copy/cores      each rank copies 32 MiB; its limits are memcpy and non-temporal stores
+//   sum<type, p>/cores   each rank sums p slices, one of them its own, in place
+//   copy/cores           each rank copies 32 MiB; the limits are memcpy and non-temporal stores
 //
-// Contenders and limits alternate within each iteration, in an order that changes from one to the next.
+// Contenders and limits alternate within each iteration, in an order that changes from one to the
+// next.
 
 #include "paired.hpp"
 
