@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The AdamW update beside its limit, an in-place loop over the same streams, and beside what it
-// replaces, a plain loop over scalars. All three run within each iteration, so that they see the same
-// memory; `limit_ratio` is the median of limit time / update time (1 is the limit), between quartiles.
+// replaces, a plain loop over scalars. All three run within each iteration, so that they see the
+// same memory; `limit_ratio` is the median of limit time / update time, 1 being at the limit.
 //
 //   float32    reads p g m v, writes p m v                   28 bytes an element
 //   bfloat16   reads g master m v, writes p master m v,

@@ -35,8 +35,8 @@ TEST_CASE("adamw does what every optimizer does") {
 }
 
 TEST_CASE("adamw decays the master of the parameters that have a decay, and those alone") {
-  // w0[3], b0[2], w1[2], b1[1], cut between two ranks at element 4, within b0. The decay is 0.1 for w
-  // and 0 for b, the learning rate 1, the gradient 0: after ten steps w is 0.9^10, b is 1.
+  // w0[3], b0[2], w1[2], b1[1], cut between two ranks at element 4, within b0. The decay is 0.1 for
+  // w and 0 for b, the learning rate 1, the gradient 0: after ten steps w is 0.9^10, b is 1.
   struct range {
     std::size_t first;
     std::size_t count;
@@ -92,8 +92,8 @@ TEST_CASE("adamw decays the master of the parameters that have a decay, and thos
 }
 
 TEST_CASE("the first step of adamw is as long as the learning rate") {
-  // m / (1 - beta1) = g and v / (1 - beta2) = g^2, so the step is 0.1 in the gradient's direction, after
-  // a decay of 0.1 * 0.01 of the parameter.
+  // m / (1 - beta1) = g and v / (1 - beta2) = g^2, so the step is 0.1 in the gradient's direction,
+  // after a decay of 0.1 * 0.01 of the parameter.
   std::array<double, 3> parameter{0.0, 0.0, 5.0};
   std::array<double, 3> const gradient{1.0, -250.0, 1.0};
   std::array<double, 3> m{};

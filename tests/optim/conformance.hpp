@@ -22,7 +22,7 @@
 
 namespace optimizer_conformance {
 
-/// A shard of `size` elements between guards, at an address that only an element's alignment divides.
+/// A shard of `size` elements between guards, at an address aligned as one element is.
 template <class Optimizer, class Parameter, class Gradient>
 class shard {
  public:
@@ -96,7 +96,7 @@ class shard {
   std::array<std::vector<real>, states> state_;
 };
 
-/// Random cuts and single elements give the bits that one piece gives, and nothing beyond them changes.
+/// Random cuts and single elements give the bits that one piece gives; nothing beyond them changes.
 template <class Parameter, class Gradient, class Optimizer>
 void check_cuts(Optimizer const& optimizer) {
   std::mt19937 random{7};

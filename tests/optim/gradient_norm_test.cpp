@@ -58,8 +58,8 @@ std::vector<T> random_values(std::size_t size, unsigned seed, int lowest, int hi
   return values;
 }
 
-/// value^2 / 2^unit_exponent to the nearest integer, in integers. The square has 48 bits; it never lies
-/// halfway, as its last set bit has an even exponent.
+/// value^2 / 2^unit_exponent to the nearest integer, in integers. The square has 48 bits; it never
+/// lies halfway, as its last set bit has an even exponent.
 int128 square_in_units(float value, int unit_exponent) {
   int exponent = 0;
   auto const significand = static_cast<std::int64_t>(std::ldexp(std::frexp(value, &exponent), 24));
@@ -87,8 +87,8 @@ TEST_CASE("the norm of integers is exact") {
 }
 
 TEST_CASE("averaged gradients of 2 in four elements have norm 4, and are clipped to 0.5") {
-  // Rank 0 has gradients 1, rank 1 has 3; each owns two of the averages. Buffers before the reduction
-  // would give sqrt(10) and sqrt(26).
+  // Rank 0 has gradients 1, rank 1 has 3; each owns two of the averages. Buffers before the
+  // reduction would give sqrt(10) and sqrt(26).
   std::vector<float> const shard{2, 2};
   double const anchor =
       std::max(zero::largest_magnitude(view(shard)), zero::largest_magnitude(view(shard)));

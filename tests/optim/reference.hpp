@@ -63,12 +63,12 @@ T rounded(double value) {
   }
 }
 
-/// Compare `optimizer`, whose states are the file's last ones, with the file `name`, for parameters and
-/// gradients of `T`.
+/// Compare `optimizer`, whose states are the file's last ones, with the file `name`, for parameters
+/// and gradients of `T`.
 ///
-/// Both programs round each operation of a step, in orders of their own: that is a few roundings, of
-/// 6e-8 in float and 1e-16 in double, of the largest value that the number has had, in each of the ten
-/// steps. So a number may be 1e-6 (2e-15) of that largest value away.
+/// Both programs round each operation of a step, in orders of their own: that is a few roundings,
+/// of 6e-8 in float and 1e-16 in double, of the largest value that the number has had, in each of
+/// the ten steps. So a number may be 1e-6 (2e-15) of that largest value away.
 template <class T, class Optimizer>
 void check(Optimizer const& optimizer, std::string const& name) {
   using real = zero::accumulate_type<T>;

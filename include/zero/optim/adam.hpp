@@ -16,7 +16,7 @@ namespace zero::inline v0 {
 
 namespace detail {
 
-/// What depends on the step alone. The corrections of both averages are in `step_size` and `epsilon`.
+/// What depends on the step alone, with the corrections of both averages.
 template <class Value>
 struct adam_constants {
   Value beta1, beta2;

@@ -12,8 +12,8 @@
 #include <type_traits>
 
 /// @file
-/// What an optimizer is: a plain aggregate of hyperparameters, the names of its states per element, and
-/// one update. A type of the user's own that models the concept is sharded like `adamw`.
+/// What an optimizer is: a plain aggregate of hyperparameters, the names of its states per element,
+/// and one update. A type of the user's own that models the concept is sharded like `adamw`.
 
 namespace zero::inline v0 {
 
@@ -26,8 +26,8 @@ concept update_value = std::same_as<Value, float> || std::same_as<Value, double>
 
 }  // namespace detail
 
-/// Square root, correctly rounded: the one to call in an optimizer's `update`, where a `std::sqrt` would
-/// keep plain `-O2` from using vectors.
+/// Square root, correctly rounded: the one to call in an optimizer's `update`, where a `std::sqrt`
+/// would keep plain `-O2` from using vectors.
 template <detail::update_value Value>
 [[nodiscard]] Value sqrt(Value value) noexcept {
   if constexpr (std::floating_point<Value>) {
@@ -58,13 +58,13 @@ inline constexpr bool is_state_list<std::array<std::string_view, Count>> = true;
 
 /// A plain aggregate with
 ///
-///   static constexpr std::array<std::string_view, K> states   the K states of an element, zero at first
+///   static constexpr std::array<std::string_view, K> states   an element's states, zero at first
 ///   void validate() const                                     throws `usage_error`
 ///   Constants at<Value>(std::int64_t step) const              step 1 is the first update
 ///   static void update(Constants, Value& parameter, Value gradient, std::array<Value, K>& state)
 ///
-/// `Value` is float, double or a pack of them, with + - * / and `zero::sqrt`; it is made from a double.
-/// What depends on the step alone is computed in `at`, in double, and rounded once.
+/// `Value` is float, double or a pack of them, with + - * / and `zero::sqrt`; it is made from a
+/// double. What depends on the step alone is computed in `at`, in double, and rounded once.
 ///
 /// `sgd` is one. A class that keeps its states in a member is not: the states live in the shard.
 template <class Optimizer>

@@ -14,12 +14,12 @@
 #include <utility>
 
 /// @file
-/// `fused_update`: scale the gradient, update the states and the parameter, round the parameter to its
-/// own type, in one pass over the elements.
+/// `fused_update`: scale the gradient, update the states and the parameter, round the parameter to
+/// its own type, in one pass over the elements.
 
 namespace zero::inline v0 {
 
-/// What one update reads and writes: ranges of equal size, of any alignment that their elements have.
+/// What one update reads and writes: ranges of one size, aligned as their elements are.
 template <elementwise_optimizer Optimizer>
 struct update_piece {
   any_span parameter;
@@ -168,13 +168,12 @@ inline void check_piece(std::int64_t step, const_any_span parameter, void const*
 
 }  // namespace detail
 
-/// Update number `step` (the first one is 1) of the elements of `piece`, with `multiplier * gradient`.
-/// The multiplier is 1/M, the loss scale and the clip factor in one, rounded once to the accumulate
-/// type; the master's, or the parameter's, new value is rounded once to the parameter's type.
+/// Update number `step` (the first one is 1) of a piece, with `multiplier` times the gradient. The
+/// multiplier is 1/M, the loss scale and the clip factor in one, rounded once to the accumulate
+/// type; the new value of a master is rounded once to the parameter's type.
 ///
-/// Types:    parameter and gradient are (float32, float32), (float64, float64), (bfloat16, float32),
-///           (bfloat16, bfloat16), (float16, float32) or (float16, float16).
-/// Ordering: runs in the caller. An element gets the same bits however the elements are cut into pieces.
+/// Types:    the gradient has the parameter's type, or is float32 where that has 16 bits.
+/// Ordering: runs in the caller. An element gets the same bits however elements are cut into pieces.
 /// @throws zero::usage_error  a step below 1, types that aren't such a pair, another number of
 ///                            gradients than parameters, a master missing or not needed, a state
 ///                            missing. Nothing was changed.

@@ -14,16 +14,16 @@
 #include <type_traits>
 
 /// @file
-/// The norm of a gradient, with the same bits however its elements are cut into shards and in whatever
-/// order the shards' sums are added up:
+/// The norm of a gradient, with the same bits however its elements are cut into shards and in
+/// whatever order the shards' sums are added up:
 ///
 ///   1. each rank finds `largest_magnitude` of its elements; the largest of all ranks is the anchor
 ///   2. each rank takes `sum_of_squares` with that anchor; the sums are added
 ///   3. `norm`, and `clip_factor` for the update's multiplier
 ///
-/// Each square is rounded to a multiple of a unit, 2^-80 of a power of four above the largest square,
-/// and the multiples are added as integers. So the sum of n squares is off by n/2 units at most: exact
-/// where every magnitude is a multiple of a power of two that is at least 2^-39 of the anchor.
+/// Each square is rounded to a multiple of a unit, 2^-80 of a power of four above the largest
+/// square, and the multiples are added as integers. So the sum of n squares is off by n/2 units at
+/// most; it is exact where all are multiples of one power of two, at least 2^-39 of the anchor.
 
 namespace zero::inline v0 {
 
@@ -43,8 +43,8 @@ inline constexpr int square_bits = 40;
 
 }  // namespace detail
 
-/// A sum of squares in units that follow from the anchor: sums with one anchor can be added, exactly.
-/// Plain bytes, to be sent as such. Up to 2^47 elements.
+/// A sum of squares in units that follow from the anchor: sums with one anchor can be added,
+/// exactly. Plain bytes, to be sent as such. Up to 2^47 elements.
 class norm_sum {
  public:
   constexpr norm_sum() = default;
@@ -65,7 +65,7 @@ static_assert(std::is_trivially_copyable_v<norm_sum>);
 
 namespace detail {
 
-/// The bits of the largest magnitude: as integers they are in the order of the magnitudes, NaN last.
+/// The bits of the largest magnitude: as integers they have the magnitudes' order, with NaN last.
 template <class Bits, class T>
 [[nodiscard]] Bits largest_magnitude_bits(T const* from, std::size_t size) noexcept {
   using vector [[gnu::vector_size(16)]] = Bits;
@@ -97,8 +97,8 @@ class square_adder {
       : high_anchor_{std::ldexp(1.5, 2 * exponent + 52 - square_bits)},
         low_anchor_{std::ldexp(1.5, 2 * exponent + 52 - 2 * square_bits)} {}
 
-  /// The sum of an anchor and a number has, in its low bits, the number rounded to a multiple of the
-  /// anchor's last place. What the first rounding leaves is exact, and gets the second.
+  /// The sum of an anchor and a number has, in its low bits, the number rounded to a multiple of
+  /// the anchor's last place. What the first rounding leaves is exact, and gets the second.
   void add(pack<double> square) noexcept {
     pack<double> const high = high_anchor_ + square;
     pack<double> const low = low_anchor_ + (square - (high - high_anchor_));
@@ -136,8 +136,8 @@ template <class T>
 
 template <class T>
 [[nodiscard]] int128 sum_of_squares(T const* from, std::size_t size, int exponent) noexcept {
-  // Squares of doubles leave double's range: scale by a power of two first. Squares of the others don't,
-  // and are exact.
+  // Squares of doubles leave double's range: scale by a power of two first. Squares of the others
+  // don't, and are exact.
   int const shift = sizeof(T) == 8 ? std::clamp(exponent, -1000, 1000) : 0;
   pack<double> const scale{std::ldexp(1.0, -shift)};
   constexpr std::size_t block = 2 * square_adder::capacity;
@@ -171,8 +171,8 @@ template <class T>
 
 }  // namespace detail
 
-/// The largest magnitude of any element, exactly; infinity if an element is infinite or NaN; 0 if there
-/// are none.
+/// The largest magnitude of any element, exactly; infinity if an element is infinite or NaN; 0 if
+/// there are none.
 [[nodiscard]] inline double largest_magnitude(const_any_span gradient) {
   return visit(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
     using bits = std::conditional_t<sizeof(T) == 8, std::int64_t,
@@ -184,8 +184,8 @@ template <class T>
   });
 }
 
-/// The sum of the squares of `gradient`, whose magnitudes are at most `anchor`. (Squares of doubles are
-/// rounded first.) With an anchor of 0 or infinity there is nothing to add: the norm is the anchor.
+/// The sum of the squares of `gradient`, whose magnitudes are at most `anchor`. (Squares of doubles
+/// are rounded first.) With an anchor of 0 or infinity the norm is the anchor, and the sum is 0.
 [[nodiscard]] inline norm_sum sum_of_squares(const_any_span gradient, double anchor) {
   if (anchor == 0 || !std::isfinite(anchor)) {
     return norm_sum{};

@@ -16,13 +16,14 @@
 #include <string_view>
 
 /// @file
-/// `sharded_optimizer_state`: an optimizer's states for one shard of a parameter, for those who shard
-/// on their own and want nothing of `train/`.
+/// `sharded_optimizer_state`: an optimizer's states for one shard of a parameter, for those who
+/// shard on their own and want nothing of `train/`.
 
 namespace zero::inline v0 {
 
-/// Shapes:   a shard of n elements has K states of n elements in the accumulate type, all zero at first,
-///           and, if the parameter is a 16-bit float, a master of n elements with the shard's values.
+/// Shapes:   a shard of n elements has K states of n elements in the accumulate type, all zero at
+///           first, and, if the parameter is a 16-bit float, a master of n elements with the
+///           shard's values.
 /// Ordering: runs in the caller.
 template <elementwise_optimizer Optimizer>
 class sharded_optimizer_state {
@@ -50,8 +51,8 @@ class sharded_optimizer_state {
   }
 
   /// Update `shard` with `multiplier * gradient` (see `fused_update`).
-  /// @throws zero::usage_error  another size or type than at construction, or the optimizer was changed
-  ///                            to one that isn't valid. Nothing was changed.
+  /// @throws zero::usage_error  another size or type than at construction, or the optimizer was
+  ///                            changed to one that isn't valid. Nothing was changed.
   void step(any_span shard, const_any_span gradient, double multiplier = 1) {
     if (shard.size() != size_ || shard.dtype() != type_) {
       throw usage_error{detail::text("sharded_optimizer_state::step: expected ", size_,

@@ -4,9 +4,9 @@
 
     python3 -m pip install torch && python3 make_reference.py
 
-A file holds words and numbers separated by white space. First `elements N steps S states K`, then
-`initial` and N parameters, then for every step `gradient`, `parameter`, each followed by N numbers, and
-K times `state` with N numbers: the values after the step. The files were made with PyTorch 2.15.0.
+A file holds words and numbers separated by white space: `elements N steps S states K`, `initial` and
+N parameters, then for every step `gradient`, `parameter` and K times `state`, each followed by N
+numbers, which for parameter and states are those after the step. Made with PyTorch 2.15.0.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ CASES = {
 
 
 def inputs():
-    """Parameters and gradients of several magnitudes, the same for every case; zero gradients, too."""
+    """Parameters and gradients of several magnitudes and zero, the same for every case."""
     generator = torch.Generator().manual_seed(20)
     scale = torch.tensor([1, 1, 1, 1e-3, 1e-3, 1e-6, 1e-7, 1e2, 1e3, 1, 0], dtype=torch.float64)
     initial = torch.randn(ELEMENTS, generator=generator, dtype=torch.float64)
