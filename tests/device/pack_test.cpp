@@ -6,7 +6,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 using zero::bfloat16;
@@ -168,4 +170,38 @@ TEST_CASE("packs convert between float and double") {
   std::array<bfloat16, 2> const brain{bfloat16{1.5F}, bfloat16{-3.0F}};
   CHECK(pack<double>::load(brain.data())[1] == -3.0);
   CHECK(lanes(pack<float>{0.1})[3] == 0.1F);
+}
+
+TEST_CASE_TEMPLATE("two packs are loaded and stored as one and one are", T, float, double, float16,
+                   bfloat16) {
+  using real = zero::accumulate_type<T>;
+  constexpr std::size_t size = pack<real>::size;
+  std::array<T, 2 * size> elements;
+  std::array<T, 2 * size> both;
+  auto const check = [&](float value, std::size_t lane) {
+    elements.fill(static_cast<T>(1.0F));
+    elements[lane] = static_cast<T>(value);
+    auto loaded = zero::detail::load_two<real>(elements.data());
+    bool same = true;
+    for (std::size_t i = 0; i < 2 * size; ++i) {
+      auto const one = static_cast<real>(elements[i]);
+      same = same && std::memcmp(&one, &lanes(loaded[i / size])[i % size], sizeof one) == 0;
+    }
+    std::array<T, 2 * size> apart;
+    loaded[lane / size] = pack<real>{static_cast<real>(value)};  // not rounded to T yet
+    loaded[0].store(apart.data());
+    loaded[1].store(apart.data() + size);
+    zero::detail::store_two(loaded, both.data());
+    return same && std::memcmp(both.data(), apart.data(), sizeof both) == 0;
+  };
+  std::size_t lane = 0;
+  bool all = true;
+  for_many_floats([&](float value) {
+    if (value == value ||
+        sizeof(T) == 2) {  // what a NaN's bits become in a cast isn't the packs' matter
+      all = check(value, lane) && all;
+    }
+    lane = (lane + 1) % (2 * size);
+  });
+  CHECK(all);
 }

@@ -173,7 +173,7 @@ inline void check_piece(std::int64_t step, const_any_span parameter, void const*
 /// type; the new value of a master is rounded once to the parameter's type.
 ///
 /// Types:    the gradient has the parameter's type, or is float32 where that has 16 bits.
-/// Ordering: runs in the caller. An element gets the same bits however elements are cut into pieces.
+/// Ordering: runs in the caller. An element gets the same bits however the pieces are cut.
 /// @throws zero::usage_error  a step below 1, types that aren't such a pair, another number of
 ///                            gradients than parameters, a master missing or not needed, a state
 ///                            missing. Nothing was changed.

@@ -4,7 +4,7 @@
 
     python3 -m pip install torch && python3 make_reference.py
 
-A file holds words and numbers separated by white space: `elements N steps S states K`, `initial` and
+A file holds words and numbers between white space: `elements N steps S states K`, `initial` and
 N parameters, then for every step `gradient`, `parameter` and K times `state`, each followed by N
 numbers, which for parameter and states are those after the step. Made with PyTorch 2.15.0.
 """
