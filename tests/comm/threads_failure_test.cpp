@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -63,8 +62,12 @@ struct buffers {
 using call = std::function<void(thread_communicator&, buffers&)>;
 
 /// Every blocking call of a communicator.
-std::vector<std::pair<std::string, call>> const& every_call() {
-  static std::vector<std::pair<std::string, call>> const calls{
+struct named_call {
+  std::string name;
+  call make;
+};
+std::vector<named_call> const& every_call() {
+  static std::vector<named_call> const calls{
       {"reduce_scatter", [](auto& comm, auto& mine) { mine.reduce_scatter(comm); }},
       {"all_gather", [](auto& comm, auto& mine) { mine.all_gather(comm); }},
       {"all_reduce", [](auto& comm, auto& mine) { mine.all_reduce(comm); }},
@@ -181,14 +184,14 @@ TEST_CASE("ranks whose memory overlaps learn it before any of it is written") {
 }
 
 TEST_CASE("a rank that never arrives is named at the deadline, on every other rank") {
-  for (auto const& [name, blocking] : every_call()) {
+  for (named_call const& blocking : every_call()) {
     std::atomic<int> failed{0};
     auto const failures =
         failures_of(4,
                     [&](thread_communicator& comm) {
                       if (comm.rank() != 2) {
                         buffers mine;
-                        failure const here = failure_of([&] { blocking(comm, mine); });
+                        failure const here = failure_of([&] { blocking.make(comm, mine); });
                         ++failed;
                         throw zero::communication_error{here.message, here.origin};
                       }
@@ -200,7 +203,7 @@ TEST_CASE("a rank that never arrives is named at the deadline, on every other ra
     CHECK(failures[2].message == "no error");
     for (std::size_t const rank : {0UL, 1UL, 3UL}) {
       CHECK(failures[rank].says(
-          name +
+          blocking.name +
           " #1: expected 4 ranks within 200 ms of the first, actual 3, missing rank 2 (rank "));
       CHECK(failures[rank].message == failures[0].message);
       CHECK(failures[rank].origin == 2);
@@ -282,7 +285,7 @@ TEST_CASE("a deadline as long as can be said is no deadline") {
 }
 
 TEST_CASE("a rank that leaves gives those that wait for it an error at once") {
-  for (auto const& [name, blocking] : every_call()) {
+  for (named_call const& blocking : every_call()) {
     auto const failures = failures_of(3, [&](thread_communicator& comm) {
       buffers mine;
       comm.barrier(mine.stream);
@@ -290,11 +293,11 @@ TEST_CASE("a rank that leaves gives those that wait for it an error at once") {
         let_peers_block();
         return;
       }
-      blocking(comm, mine);
+      blocking.make(comm, mine);
     });
     CHECK(failures[1].message == "no error");
     for (std::size_t const rank : {0UL, 2UL}) {
-      CHECK(failures[rank].says(name + " #"));
+      CHECK(failures[rank].says(blocking.name + " #"));
       CHECK(failures[rank].says(": expected 3 ranks, but rank 1 has left (rank "));
       CHECK(failures[rank].origin == 1);
       CHECK(failures[rank].after < soon);
@@ -335,7 +338,7 @@ TEST_CASE("a rank that leaves with calls in its stream still takes part in them"
 }
 
 TEST_CASE("an abort wakes ranks that are blocked, and later calls throw at once") {
-  for (auto const& [name, blocking] : every_call()) {
+  for (named_call const& blocking : every_call()) {
     for (bool const asleep : {false, true}) {
       auto const failures = failures_of(4, [&](thread_communicator& comm) {
         buffers mine;
@@ -346,9 +349,9 @@ TEST_CASE("an abort wakes ranks that are blocked, and later calls throw at once"
           }
           comm.abort("disk full");
         }
-        failure const first = failure_of([&] { blocking(comm, mine); });
-        for (auto const& [other, later] : every_call()) {
-          failure const again = failure_of([&] { later(comm, mine); });
+        failure const first = failure_of([&] { blocking.make(comm, mine); });
+        for (named_call const& later : every_call()) {
+          failure const again = failure_of([&] { later.make(comm, mine); });
           CHECK(again.message == first.message);
           CHECK(again.origin == 1);
           CHECK(again.after < soon);
@@ -574,7 +577,7 @@ TEST_CASE("ranks in any trouble at any moment: nobody hangs") {
                   buffers mine;
                   auto part = comm.split(comm.rank() % 2, comm.rank());
                   for (int i = 0; i < 10; ++i) {
-                    every_call()[static_cast<std::size_t>(i % 7)].second(comm, mine);
+                    every_call()[static_cast<std::size_t>(i % 7)].make(comm, mine);
                     part.barrier(mine.stream);
                     if (comm.rank() == culprit && i == victim_call && !misbehave(comm, mine)) {
                       return;

@@ -49,7 +49,7 @@ std::size_t size_of(thread_communicator const& comm) {
   return static_cast<std::size_t>(comm.size());
 }
 
-constexpr std::size_t slice = 50'000;  // long enough that ranks copy at the same time
+constexpr std::size_t slice = 20'000;  // long enough that ranks copy at the same time
 
 /// Each kind of call, once, from memory that ends right after it. `check` looks at the results.
 template <class Check>
