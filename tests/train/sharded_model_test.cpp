@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT
+#include <support/settings.hpp>
+#include <zero/comm/run_threads.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/train/sharded_model.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// An engine that zero has never heard of: a tensor class of its own, and an autograd that makes gradients
+// when it needs them, hands them over in an order of its own, and frees them.
+namespace mock {
+
+class tensor {
+ public:
+  explicit tensor(std::size_t size) : own_{new float[size]{}}, data_{own_.get()}, size_{size} {}
+
+  [[nodiscard]] float* data() { return data_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  float& operator[](std::size_t i) { return data_[i]; }
+
+  /// Give up what it owns for elements that someone else keeps.
+  void borrow(float* data, std::size_t size) {
+    own_.reset();
+    data_ = data;
+    size_ = size;
+  }
+
+ private:
+  std::unique_ptr<float[]> own_;
+  float* data_;
+  std::size_t size_;
+};
+
+struct parameter {
+  std::string name;
+  std::size_t layer;
+  tensor value;
+};
+
+/// Layers x -> tanh(W x + b), and a loss of half the squared distance to a target.
+class network {
+ public:
+  explicit network(std::vector<std::size_t> widths) : widths_{std::move(widths)} {
+    for (std::size_t l = 0; l < layers(); ++l) {
+      parameters_.push_back({"weight" + std::to_string(l), l, tensor{widths_[l] * widths_[l + 1]}});
+      parameters_.push_back({"bias" + std::to_string(l), l, tensor{widths_[l + 1]}});
+    }
+    std::size_t n = 0;
+    for (parameter& p : parameters_) {
+      for (std::size_t i = 0; i < p.value.size(); ++i) {
+        p.value[i] = std::sin(static_cast<float>(++n)) * 0.5F;
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t layers() const { return widths_.size() - 1; }
+  [[nodiscard]] std::vector<parameter>& parameters() { return parameters_; }
+
+  /// `around(layer)` gives an object that lives while the layer computes.
+  template <class Around>
+  void forward(std::vector<float> const& input, Around around) {
+    values_.assign(1, input);
+    for (std::size_t l = 0; l < layers(); ++l) {
+      [[maybe_unused]] auto const scope = around(l);
+      std::vector<float> out(widths_[l + 1]);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        float sum = bias(l)[i];
+        for (std::size_t j = 0; j < widths_[l]; ++j) {
+          sum += weight(l)[i * widths_[l] + j] * values_[l][j];
+        }
+        out[i] = std::tanh(sum);
+      }
+      values_.push_back(std::move(out));
+    }
+  }
+
+  /// `on_gradient(name, elements)` gets each gradient before it is freed: with `lazy`, those of a layer's bias
+  /// only after the next layer's weights.
+  template <class Around, class OnGradient>
+  void backward(std::vector<float> const& target, bool lazy, Around around,
+                OnGradient on_gradient) {
+    std::vector<float> error(target.size());
+    for (std::size_t i = 0; i < error.size(); ++i) {
+      error[i] = values_.back()[i] - target[i];
+    }
+    std::vector<float> late;
+    for (std::size_t l = layers(); l-- > 0;) {
+      [[maybe_unused]] auto const scope = around(l);
+      std::vector<float> before(widths_[l]);
+      std::vector<float> of_weight(widths_[l] * widths_[l + 1]);
+      for (std::size_t i = 0; i < error.size(); ++i) {
+        error[i] *= 1 - values_[l + 1][i] * values_[l + 1][i];
+        for (std::size_t j = 0; j < widths_[l]; ++j) {
+          of_weight[i * widths_[l] + j] = error[i] * values_[l][j];
+          before[j] += error[i] * weight(l)[i * widths_[l] + j];
+        }
+      }
+      on_gradient("weight" + std::to_string(l), std::span<float const>{of_weight});
+      if (lazy && l + 1 < layers()) {
+        on_gradient("bias" + std::to_string(l + 1), std::span<float const>{late});
+      }
+      late = std::exchange(error, std::move(before));
+      if (!lazy || l == 0) {
+        on_gradient("bias" + std::to_string(l), std::span<float const>{late});
+      }
+    }
+  }
+
+ private:
+  tensor& weight(std::size_t layer) { return parameters_[2 * layer].value; }
+  tensor& bias(std::size_t layer) { return parameters_[2 * layer + 1].value; }
+
+  std::vector<std::size_t> widths_;
+  std::vector<parameter> parameters_;
+  std::vector<std::vector<float>> values_;  // of the layers, from the last forward
+};
+
+}  // namespace mock
+
+// What the engine needs to train in stages 0 to 3. [glue]
+template <>
+struct zero::tensor_traits<mock::tensor> {
+  using value_type = float;
+  using device = zero::host;
+  static std::span<float> elements(mock::tensor& t) { return {t.data(), t.size()}; }
+  static void rebind(mock::tensor& t, std::span<float> to) { t.borrow(to.data(), to.size()); }
+};
+// [end of glue]
+
+namespace {
+
+using values = std::vector<std::vector<float>>;
+
+constexpr zero::adamw optimizer{.learning_rate = 0.05, .epsilon = 1e-3, .weight_decay = 0.1};
+constexpr std::size_t steps = 3;
+constexpr std::size_t microbatches = 2;
+std::vector<std::size_t> const widths{7, 5, 3, 4, 1};
+
+/// A sample of its own for each rank, step and micro-batch.
+std::vector<float> input_of(std::size_t sample) {
+  std::vector<float> x(widths.front());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = std::cos(static_cast<float>(3 * sample + i));
+  }
+  return x;
+}
+std::vector<float> target_of(std::size_t sample) { return {std::sin(static_cast<float>(sample))}; }
+
+std::size_t sample_of(std::size_t step, std::size_t m, std::size_t rank) {
+  return 100 * step + 10 * m + rank;
+}
+
+values train(zero::thread_communicator& comm, test::setting const& chosen) {
+  mock::network net{widths};
+  auto const rank = static_cast<std::size_t>(comm.rank());
+  bool const lazy = comm.rank() % 2 == 1;
+  // [glue]
+  std::vector<std::vector<zero::any_parameter>> units(net.layers());
+  for (auto& p : net.parameters()) units[p.layer].push_back(zero::parameter(p.name, p.value));
+  zero::sharded_model sharded{comm, units, chosen.stage, optimizer, chosen.policy, chosen.options};
+  // [end of glue]
+  for (std::size_t step = 0; step < steps; ++step) {
+    for (std::size_t m = 0; m < microbatches; ++m) {
+      std::size_t const sample = sample_of(step, m, rank);
+      std::vector<float> const target = target_of(sample);
+      // [glue]
+      auto micro = sharded.microbatch(m, microbatches);
+      net.forward(input_of(sample), [&](auto layer) { return micro.forward(layer); });
+      auto const lease = [&](auto layer) { return micro.backward(layer, zero::by_parameter); };
+      auto const hand = [&](auto name, auto g) { micro.gradient_ready(sharded.find(name), g); };
+      net.backward(target, lazy, lease, hand);
+      // [end of glue]
+    }
+    sharded.step();
+  }
+  values out;
+  auto evaluation = sharded.evaluation();
+  for (std::size_t u = 0; u < sharded.units(); ++u) {
+    auto const lease = evaluation.forward(u);
+    for (mock::parameter& p : net.parameters()) {
+      if (p.layer == u) {
+        out.emplace_back(p.value.data(), p.value.data() + p.value.size());
+      }
+    }
+  }
+  return out;
+}
+
+/// The same by one process without zero: gradients of all samples, averaged, and AdamW by its formula.
+values train_alone(std::size_t ranks) {
+  mock::network net{widths};
+  std::vector<std::vector<double>> parameters;
+  for (mock::parameter& p : net.parameters()) {
+    parameters.emplace_back(p.value.data(), p.value.data() + p.value.size());
+  }
+  auto first = parameters;
+  auto second = parameters;
+  for (std::size_t k = 0; k < parameters.size(); ++k) {
+    std::ranges::fill(first[k], 0.0);
+    std::ranges::fill(second[k], 0.0);
+  }
+  for (std::size_t step = 0; step < steps; ++step) {
+    std::vector<std::vector<double>> gradients(parameters.size());
+    for (std::size_t m = 0; m < microbatches; ++m) {
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        std::size_t const sample = sample_of(step, m, rank);
+        net.forward(input_of(sample), [](std::size_t) { return 0; });
+        net.backward(
+            target_of(sample), false, [](std::size_t) { return 0; },
+            [&](std::string const& name, std::span<float const> gradient) {
+              for (std::size_t k = 0; k < parameters.size(); ++k) {
+                if (net.parameters()[k].name == name) {
+                  gradients[k].resize(gradient.size());
+                  for (std::size_t i = 0; i < gradient.size(); ++i) {
+                    gradients[k][i] += static_cast<double>(gradient[i]) /
+                                       static_cast<double>(ranks * microbatches);
+                  }
+                }
+              }
+            });
+      }
+    }
+    double const t = static_cast<double>(step + 1);
+    for (std::size_t k = 0; k < parameters.size(); ++k) {
+      for (std::size_t i = 0; i < parameters[k].size(); ++i) {
+        double const g = gradients[k][i];
+        double& m = first[k][i];
+        double& v = second[k][i];
+        double& p = parameters[k][i];
+        m = 0.9 * m + 0.1 * g;
+        v = 0.999 * v + 0.001 * g * g;
+        double const corrected = m / (1 - std::pow(0.9, t));
+        double const size = std::sqrt(v / (1 - std::pow(0.999, t)));
+        p -= 0.05 * (0.1 * p + corrected / (size + 1e-3));
+        net.parameters()[k].value[i] = static_cast<float>(p);
+      }
+    }
+  }
+  values out;
+  for (std::vector<double> const& p : parameters) {
+    out.emplace_back(p.begin(), p.end());
+  }
+  return out;
+}
+
+double largest_difference(values const& a, values const& b) {
+  double largest = a.size() == b.size() ? 0 : 1e9;
+  for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k) {
+    largest = a[k].size() == b[k].size() ? largest : 1e9;
+    for (std::size_t i = 0; i < std::min(a[k].size(), b[k].size()); ++i) {
+      largest =
+          std::max(largest, std::abs(static_cast<double>(a[k][i]) - static_cast<double>(b[k][i])));
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "an engine with a tensor and an autograd of its own trains in every stage as it does alone") {
+  for (int const ranks : {1, 2, 3, 4, 8}) {
+    values const alone = train_alone(static_cast<std::size_t>(ranks));
+    CHECK(largest_difference(alone, train_alone(static_cast<std::size_t>(ranks) + 1)) >
+          1e-3);                   // it matters
+    std::vector<values> first(2);  // of each policy
+    for (std::uint64_t const bucket_bytes : {0U, 100U, 1U << 20U}) {
+      for (test::setting const& each : test::every_setting({.bucket_bytes = bucket_bytes})) {
+        CAPTURE(each.name);
+        std::vector<values> got(static_cast<std::size_t>(ranks));
+        zero::run_threads(ranks, [&](zero::thread_communicator& comm) {
+          got[static_cast<std::size_t>(comm.rank())] = train(comm, each);
+        });
+        for (values const& mine : got) {
+          // Gradients are sums of floats in another order: 3 steps of 0.05 keep that below 2e-6.
+          CHECK(largest_difference(mine, alone) < 2e-6);
+          CHECK(mine == got.front());
+          values& same = first[each.policy.per_microbatch ? 1 : 0];
+          same = same.empty() ? mine : same;
+          CHECK(mine == same);  // in every stage, with any buckets, overlapping or not
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the glue of an engine is 15 lines or fewer") {
+  std::ifstream source{ZERO_TEST_DIR "/train/sharded_model_test.cpp"};
+  CHECK(source.good());
+  int lines = 0;
+  bool counting = false;
+  for (std::string line; std::getline(source, line);) {
+    std::size_t const begin = line.find_first_not_of(' ');
+    if (begin == line.npos) {
+      continue;
+    }
+    bool const comment = line.compare(begin, 2, "//") == 0;
+    if (comment && line.ends_with("[end of glue]")) {
+      counting = false;
+    } else if (comment && line.ends_with("[glue]")) {
+      counting = true;
+    } else if (counting && !comment) {
+      ++lines;
+    }
+  }
+  CHECK(lines > 10);
+  CHECK(lines <= 15);
+}
