@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <support/owning_tensor.hpp>
 #include <support/settings.hpp>
 #include <zero/comm/run_threads.hpp>
 #include <zero/optim/adamw.hpp>
@@ -7,6 +8,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -138,6 +141,25 @@ struct zero::tensor_traits<mock::tensor> {
   static void rebind(mock::tensor& t, std::span<float> to) { t.borrow(to.data(), to.size()); }
 };
 // [end of glue]
+
+namespace stranger {
+
+/// An element type of an engine's own, laid out like a bfloat16.
+struct brain {
+  std::uint16_t bits;
+};
+
+brain make(float value) {
+  return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16U)};
+}
+float read(brain value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16U); }
+
+}  // namespace stranger
+
+template <>
+struct zero::dtype_traits<stranger::brain> {
+  static constexpr dtype value = dtype::bfloat16;
+};
 
 namespace {
 
@@ -317,4 +339,235 @@ TEST_CASE("the glue of an engine is 15 lines or fewer") {
   }
   CHECK(lines > 10);
   CHECK(lines <= 15);
+}
+
+namespace {
+
+using tensor = test::owning_tensor<float>;
+using model = zero::sharded_model<zero::thread_communicator, zero::adamw>;
+
+/// Whose first step is 0.25 against the gradient's sign.
+constexpr zero::adamw signs{.learning_rate = 0.25, .epsilon = 0, .weight_decay = 0};
+
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    call();
+  } catch (zero::usage_error const& caught) {
+    return caught.what();
+  }
+  return "nothing was thrown";
+}
+
+bool mentions(std::string const& text, std::string const& part) {
+  return text.find(part) != text.npos;
+}
+
+/// A window of one micro-batch: forward, and backward with `write(lease, unit)`.
+template <class Write>
+void run_window(model& sharded, Write write) {
+  auto micro = sharded.microbatch(0, 1);
+  for (std::size_t u = 0; u < sharded.units(); ++u) {
+    auto const lease = micro.forward(u);
+  }
+  for (std::size_t u = sharded.units(); u-- > 0;) {
+    auto const lease = micro.backward(u);
+    write(lease, u);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("communicator and optimizer are deduced, and the stage is a type or data") {
+  zero::run_threads(2, [](zero::thread_communicator& comm) {
+    tensor value{4, 1};
+    tensor gradient;
+    std::vector<std::vector<zero::typed_parameter<tensor, tensor>>> const units{
+        {zero::parameter("w", value, gradient)}};
+    {
+      zero::sharded_model sharded{comm,
+                                  units,
+                                  zero::stage3{.prefetch = 2},
+                                  zero::adamw{.learning_rate = 1e-3},
+                                  zero::reduce_per_microbatch{},
+                                  zero::options{.clip_norm = 1.0}};
+      static_assert(std::is_same_v<decltype(sharded), model>);
+      CHECK(sharded.units() == 1);
+    }
+    value = tensor{4, 1};
+    zero::stage const at = zero::stage2{};
+    zero::accumulation const policy = zero::local_accumulate{};
+    zero::sharded_model sharded{comm, units, at, zero::adamw{}, policy};
+    static_assert(std::is_same_v<decltype(sharded), model>);
+  });
+}
+
+TEST_CASE("units are lists of any kind, of parameters whose types are erased where they differ") {
+  zero::run_threads(2, [](zero::thread_communicator& comm) {
+    tensor value{4, 1};
+    tensor gradient;
+    test::owning_tensor<double> wide{2, 3};
+    test::owning_tensor<double> of_wide;
+    std::array<std::vector<zero::any_parameter>, 2> const units{
+        std::vector<zero::any_parameter>{zero::parameter("w", value, gradient)},
+        std::vector<zero::any_parameter>{zero::parameter("d", wide, of_wide), zero::tied("w")}};
+    model sharded{comm, units, zero::stage3{}, signs, zero::local_accumulate{}};
+    CHECK(sharded.units() == 2);
+    CHECK(sharded.layout().parameters().size() == 2);
+    run_window(sharded, [&](auto const& lease, std::size_t u) {
+      if (u == 1) {
+        std::ranges::fill(of_wide.view, 1.0);
+        CHECK_FALSE(lease.accumulate(0));
+        std::ranges::fill(gradient.view, 1.0F);
+      } else {
+        CHECK(lease.accumulate(0));
+        gradient.view[0] -= 3;  // -2 in all
+      }
+    });
+    sharded.step();
+    sharded.release();
+    CHECK(std::abs(value.view[0] - 1.25F) < 1e-6F);
+    CHECK(std::abs(value.view[3] - 0.75F) < 1e-6F);
+    CHECK(std::abs(wide.view[1] - 2.75) < 1e-12);
+  });
+}
+
+TEST_CASE(
+    "parameters without tensors, also of a stranger's type, are read and written through leases") {
+  for (int const ranks : {1, 2, 3, 8}) {
+    for (test::setting const& each : test::every_setting({.precision = zero::bf16})) {
+      CAPTURE(each.name);
+      zero::run_threads(ranks, [&](zero::thread_communicator& comm) {
+        auto const ones = [](auto out, std::size_t) { std::ranges::fill(out, 1.0F); };
+        auto const brains = [](std::span<stranger::brain> out, std::size_t first) {
+          for (std::size_t i = 0; i < out.size(); ++i) {
+            out[i] = stranger::make(static_cast<float>(first + i));
+          }
+        };
+        std::vector<std::vector<zero::any_parameter>> const units{
+            {zero::parameter<float>("w", {3, 2}, ones),
+             zero::parameter<stranger::brain>("b", {5}, brains)},
+            {zero::parameter<stranger::brain>("f", {7}, brains).frozen()}};
+        model sharded{comm, units, each.stage, signs, each.policy, each.options};
+        auto const w = sharded.find("w");
+        auto const b = sharded.find("b");
+        auto const f = sharded.find("f");
+        run_window(sharded, [&](auto const& lease, std::size_t u) {
+          if (u == 0) {
+            CHECK(lease.template parameter<float>(w).size() == 6);
+            CHECK(lease.template gradient<float>(w).size() == 6);
+            std::ranges::fill(lease.template gradient<float>(w), -3.0F);
+            std::ranges::fill(lease.template gradient<stranger::brain>(b), stranger::make(2));
+          } else {
+            CHECK(stranger::read(lease.template parameter<stranger::brain>(f)[6]) == 6);
+            CHECK(mentions(refusal([&] { (void)lease.template parameter<float>(f); }),
+                           "expected bfloat16, actual float32"));
+          }
+        });
+        sharded.step();
+        auto evaluation = sharded.evaluation();
+        {
+          auto const lease = evaluation.forward(0);
+          for (float const value : lease.parameter<float>(w)) {
+            CHECK(std::abs(value - 1.25F) < 1e-6F);
+          }
+          for (std::size_t i = 0; i < 5; ++i) {
+            CHECK(stranger::read(lease.parameter<stranger::brain>(b)[i]) ==
+                  static_cast<float>(i) - 0.25F);
+          }
+        }
+        auto const lease = evaluation.forward(1);
+        CHECK(stranger::read(lease.parameter<stranger::brain>(f)[3]) == 3);
+      });
+    }
+  }
+}
+
+TEST_CASE("hyperparameters may change between steps, and each parameter counts its own updates") {
+  zero::run_threads(2, [](zero::thread_communicator& comm) {
+    tensor a{3, 1};
+    tensor b{3, 1};
+    tensor of_a;
+    tensor of_b;
+    std::vector<std::vector<zero::typed_parameter<tensor, tensor>>> const units{
+        {zero::parameter("a", a, of_a)}, {zero::parameter("b", b, of_b)}};
+    model sharded{comm, units, zero::stage1{}, signs, zero::local_accumulate{}};
+    for (int step = 0; step < 3; ++step) {
+      sharded.optimizer().learning_rate = step == 1 ? 1.0 : 0.25;
+      run_window(sharded, [&](auto const& lease, std::size_t u) {
+        std::ranges::fill(u == 0 ? of_a.view : of_b.view, 1.0F);
+        if (u == 1 && step == 1) {
+          lease.skip(1);
+        }
+      });
+      sharded.step();
+    }
+    sharded.wait();
+    CHECK(sharded.steps(0) == 3);
+    CHECK(sharded.steps(1) == 2);
+    CHECK(std::abs(a.view[0] + 0.5F) < 1e-5F);
+    CHECK(std::abs(b.view[0] - 0.5F) < 1e-5F);
+  });
+}
+
+TEST_CASE("a step's result is read when it is wanted, before the next step") {
+  zero::run_threads(2, [](zero::thread_communicator& comm) {
+    tensor value{4, 1};
+    tensor gradient;
+    std::vector<std::vector<zero::typed_parameter<tensor, tensor>>> const units{
+        {zero::parameter("w", value, gradient)}};
+    model sharded{comm, units, zero::stage2{}, signs, zero::local_accumulate{}, {.clip_norm = 1e9}};
+    auto const write = [&](auto const&, std::size_t) { std::ranges::fill(gradient.view, 3.0F); };
+    run_window(sharded, write);
+    auto const first = sharded.step();
+    CHECK(first.norm() == 6);
+    CHECK_FALSE(first.skipped());
+    run_window(sharded, write);
+    auto const second = sharded.step();
+    CHECK(mentions(refusal([&] { (void)first.norm(); }), "actual step 1 after step 2"));
+    CHECK(second.norm() == 6);
+  });
+  zero::run_threads(1, [](zero::thread_communicator& comm) {
+    tensor value{4, 1};
+    tensor gradient;
+    std::vector<std::vector<zero::typed_parameter<tensor, tensor>>> const units{
+        {zero::parameter("w", value, gradient)}};
+    model sharded{comm, units, zero::stage2{}, signs, zero::local_accumulate{}};
+    run_window(sharded, [&](auto const&, std::size_t) { std::ranges::fill(gradient.view, 3.0F); });
+    auto const result = sharded.step();
+    CHECK(mentions(refusal([&] { (void)result.norm(); }),
+                   "expected options::clip_norm, actual none"));
+    CHECK_FALSE(result.skipped());
+  });
+}
+
+TEST_CASE("the plan that is made without a communicator is the model's") {
+  for (test::setting const& each : test::every_setting()) {
+    CAPTURE(each.name);
+    zero::run_threads(3, [&](zero::thread_communicator& comm) {
+      auto const zeros = [](std::span<float>, std::size_t) {};
+      std::vector<std::vector<zero::any_parameter>> const units{
+          {zero::parameter<float>("a", {100}, zeros)}, {zero::parameter<float>("b", {7}, zeros)}};
+      zero::plan const planned =
+          zero::make_plan(3, static_cast<std::uint64_t>(comm.rank()), units, each.stage,
+                          zero::adamw{}, each.policy, each.options);
+      model const sharded{comm, units, each.stage, zero::adamw{}, each.policy, each.options};
+      CHECK(planned.bytes == sharded.plan().bytes);
+      CHECK(planned.bytes == sharded.ledger());
+      CHECK(planned.describe() == sharded.plan().describe());
+      CHECK(planned.sent_bytes_per_step(2) == sharded.plan().sent_bytes_per_step(2));
+    });
+  }
+}
+
+TEST_CASE("a name that nobody declared is refused") {
+  zero::run_threads(1, [](zero::thread_communicator& comm) {
+    auto const zeros = [](std::span<float>, std::size_t) {};
+    std::vector<std::vector<zero::any_parameter>> const units{
+        {zero::parameter<float>("a", {1}, zeros)}};
+    model const sharded{comm, units, zero::stage0{}, zero::adamw{}, zero::local_accumulate{}};
+    CHECK(sharded.find("a") == 0);
+    CHECK(refusal([&] { (void)sharded.find("b"); }) ==
+          "find: expected a declared parameter, actual 'b' (rank 0)");
+  });
 }
