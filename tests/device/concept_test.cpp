@@ -91,6 +91,9 @@ struct device_without_reduce : zero::host {
 struct device_without_copy : zero::host {
   static void copy(stream&);
 };
+struct device_without_add : zero::host {
+  static void add(stream&);
+};
 struct device_without_convert : zero::host {
   static void convert(stream&);
 };
@@ -139,6 +142,7 @@ static_assert(!zero::device<int>);
 static_assert(!zero::device<device_without_launch>);
 static_assert(!zero::device<device_without_reduce>);
 static_assert(!zero::device<device_without_copy>);
+static_assert(!zero::device<device_without_add>);
 static_assert(!zero::device<device_without_convert>);
 static_assert(!zero::device<device_without_fill>);
 static_assert(!zero::device<device_without_name>);

@@ -108,7 +108,7 @@ TEST_CASE_TEMPLATE_DEFINE("a device", Setup, device) {
     CHECK((a[0] == 1.0 && a[1] == 2.0 && a[2] == 3.0));
   }
 
-  SUBCASE("refuses copies and conversions between sizes, and copies between dtypes") {
+  SUBCASE("refuses another size, and copies and sums of another dtype") {
     memory<device, float> a{10};
     memory<device, double> b{10};
     CHECK(message_of([&] {
@@ -138,6 +138,32 @@ TEST_CASE_TEMPLATE_DEFINE("a device", Setup, device) {
     CHECK(c[3] == 260.0);
     CHECK(c[4] == 3.0);
     CHECK(c[6] == 0.25);
+  }
+
+  SUBCASE("adds elements of one dtype, rounding once") {
+    for (std::size_t const n : {0U, 1U, 7U, 1000U}) {
+      memory<device, float> a{n + 1};
+      memory<device, float> b{n + 1};
+      std::iota((*a).begin(), (*a).end(), 1.0F);
+      std::fill((*b).begin(), (*b).end(), 0.5F);
+      device::add(stream, (*a).first(n), (*b).first(n));
+      stream.synchronize();
+      bool right = b[n] == 0.5F;
+      for (std::size_t i = 0; i < n; ++i) {
+        right = right && b[i] == static_cast<float>(i) + 1.5F;
+      }
+      CHECK(right);
+    }
+    // bfloat16 has 8 bits of significand: 257 lies between 256 and 258, and 256 is even.
+    memory<device, zero::bfloat16> c{2};
+    memory<device, zero::bfloat16> d{2};
+    c[0] = zero::bfloat16{1.0F};
+    c[1] = zero::bfloat16{3.0F};
+    d[0] = d[1] = zero::bfloat16{256.0F};
+    device::add(stream, *c, *d);
+    stream.synchronize();
+    CHECK(d[0] == 256.0F);
+    CHECK(d[1] == 260.0F);
   }
 
   SUBCASE("launches an elementwise function over every element once") {
