@@ -337,6 +337,27 @@ TEST_CASE("a rank that leaves with calls in its stream still takes part in them"
   }
 }
 
+TEST_CASE("a rank whose stream fails gives its peers an error, even if it never looks") {
+  auto const failures = failures_of(3, [&](thread_communicator& comm) {
+    buffers mine;
+    if (comm.rank() == 2) {
+      zero::host_stream stream{true};
+      stream.enqueue([] { throw std::runtime_error{"bad kernel"}; });
+      comm.all_reduce(std::span{mine.full}, std::span{mine.shard}, combine::overwrite,
+                      reduction::sum, stream);
+      return;
+    }
+    mine.all_reduce(comm);
+  });
+  CHECK(failures[2].message == "no error");
+  for (std::size_t const rank : {0UL, 1UL}) {
+    CHECK(failures[rank].message ==
+          "all_reduce: not run, since the stream failed before it: bad kernel (rank 2)");
+    CHECK(failures[rank].origin == 2);
+    CHECK(failures[rank].after < soon);
+  }
+}
+
 TEST_CASE("an abort wakes ranks that are blocked, and later calls throw at once") {
   for (named_call const& blocking : every_call()) {
     for (bool const asleep : {false, true}) {

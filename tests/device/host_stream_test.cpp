@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -325,4 +326,25 @@ TEST_CASE("after construction a stream and its events allocate nothing") {
     CHECK(counting_new::calls == before);
     CHECK(sum == 1000L * 999 / 2 + 1000);
   }
+}
+
+TEST_CASE("work that is discarded can learn why") {
+  struct work {
+    std::string* told;
+    void operator()() const { *told = "it ran"; }
+    void discarded(std::exception_ptr const& cause) const noexcept {
+      *told = message_of([&] { std::rethrow_exception(cause); });
+    }
+  };
+  std::string before;
+  std::string after;
+  {
+    zero::host_stream stream{true};
+    stream.enqueue(work{&before});
+    stream.enqueue([] { throw failure{"disk full"}; });
+    stream.enqueue([] {});
+    stream.enqueue(work{&after});
+  }
+  CHECK(before == "it ran");
+  CHECK(after == "disk full");
 }

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -84,6 +85,16 @@ class thread_group {
     return here.sequence;
   }
 
+  /// `rank` has issued `call`, but won't come to it, since its stream failed: nor will its peers.
+  void discard(rendezvous& channel, int rank, collective const& call,
+               std::exception_ptr const& cause) noexcept {
+    failure.fail(rank, [&] {
+      return text(name(call.op), ": not run, since the stream failed before it: ", what(cause),
+                  " (rank ", rank, ")");
+    });
+    channel.end(rank);
+  }
+
   failure_scope failure;
   rendezvous payload;
   rendezvous control;
@@ -103,6 +114,16 @@ class thread_group {
 
   [[nodiscard]] static std::size_t to_size(int count) noexcept {
     return static_cast<std::size_t>(count);
+  }
+
+  [[nodiscard]] static std::string what(std::exception_ptr const& cause) {
+    try {
+      std::rethrow_exception(cause);
+    } catch (std::exception const& known) {
+      return known.what();
+    } catch (...) {
+      return "an exception of unknown type";
+    }
   }
 
   void reserve() {

@@ -184,6 +184,18 @@ class thread_communicator {
     int key;
   };
 
+  /// A call as a stream's work.
+  struct enqueued_call {
+    detail::thread_group* group;
+    int rank;
+    detail::collective call;
+
+    void operator()() const { group->run(group->payload, rank, call); }
+    void discarded(std::exception_ptr const& cause) const noexcept {
+      group->discard(group->payload, rank, call, cause);
+    }
+  };
+
   thread_communicator(std::shared_ptr<detail::thread_family> family, detail::thread_group& group,
                       int rank) noexcept
       : family_{std::move(family)}, group_{&group}, rank_{rank} {}
@@ -210,8 +222,7 @@ class thread_communicator {
       return made;
     });
     group_->payload.issue(rank_);
-    stream.enqueue(
-        [group = group_, rank = rank_, call] { group->run(group->payload, rank, call); });
+    stream.enqueue(enqueued_call{group_, rank_, call});
   }
 
   /// Work of two streams could overtake each other, differently on every rank.

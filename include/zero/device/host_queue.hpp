@@ -29,7 +29,8 @@ concept stream_work = std::is_trivially_copyable_v<F> && std::is_invocable_v<F&>
 /// One thread that runs work in the order in which it came.
 ///
 /// Ordering: any thread may enqueue and wait, except that work must not enqueue on its own queue.
-///           After work threw, later work is discarded.
+///           After work threw, later work is discarded: its `discarded(exception)` runs in its place,
+///           where it has one.
 class host_queue {
  public:
   static constexpr std::size_t capacity = 128;
@@ -60,6 +61,12 @@ class host_queue {
       slot& next = ring_[place % capacity];
       ::new (static_cast<void*>(next.work.data())) F(work);
       next.run = [](void* stored) { (*static_cast<F*>(stored))(); };
+      next.discard = []([[maybe_unused]] void* stored,
+                        [[maybe_unused]] std::exception_ptr const& failure) noexcept {
+        if constexpr (requires(F& discardable) { discardable.discarded(failure); }) {
+          static_cast<F*>(stored)->discarded(failure);
+        }
+      };
       enqueued_.store(place + 1, std::memory_order_release);
     }
     arrived_.notify();
@@ -84,6 +91,7 @@ class host_queue {
   struct slot {
     alignas(std::max_align_t) std::array<std::byte, 128> work;
     void (*run)(void*);
+    void (*discard)(void*, std::exception_ptr const&) noexcept;
   };
 
   void run() noexcept {
@@ -93,9 +101,11 @@ class host_queue {
       if (enqueued() == place) {
         return;
       }
-      if (failed_.load(std::memory_order_relaxed) == none) {
+      slot& next = ring_[place % capacity];
+      if (failed_.load(std::memory_order_relaxed) != none) {
+        next.discard(next.work.data(), failure_);
+      } else {
         try {
-          slot& next = ring_[place % capacity];
           next.run(next.work.data());
         } catch (...) {
           failure_ = std::current_exception();
