@@ -268,6 +268,7 @@ TEST_CASE("whatever ranks must agree on is in the text that they compare") {
   differs(model(), {.stage = zero::stage1{zero::gradient_collective::all_reduce}});
   differs(model(), {.stage = zero::stage2{}});
   differs(model(), {.stage = zero::stage3{}});
+  differs(model(), {.stage = zero::stage3{}, .options = {.overlap = false}});
   differs(model(), {.stage = zero::stage3{.prefetch = 2}});
   differs(model(), {.stage = zero::stage3{.keep_after_forward = true}});
   differs(model(), {.stage = zero::stage3{.max_live_units = 2}});

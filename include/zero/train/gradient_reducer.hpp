@@ -17,9 +17,9 @@
 
 /// @file
 /// `gradient_reducer`: where the engine writes gradients, which of them are ready, and their reduction, a
-/// bucket at a time, on a communication stream. Where parameters are sharded, reductions have a communicator
-/// and a stream of their own: ranks may finish gradients in different orders, and so reduce at different
-/// moments between the gathers.
+/// bucket at a time, on a communication stream. Where parameters are sharded and communication overlaps,
+/// reductions have a communicator and a stream of their own: ranks may finish gradients in different orders,
+/// and so reduce at different moments between the gathers.
 
 namespace zero::inline v0::detail {
 
@@ -30,7 +30,7 @@ class gradient_reducer {
   using event = typename device::event;
 
  public:
-  /// `comm` is the gathers' communicator, too, where parameters are whole.
+  /// Where the reductions have a stream of their own, `comm` is not the communicator of the gathers.
   gradient_reducer(binding<device>& bound, metered<Communicator>& comm, stream& communication,
                    accumulation policy, options const& chosen)
       : bound_{&bound}, comm_{&comm}, policy_{policy}, engine_adds_{chosen.engine_adds},

@@ -30,8 +30,8 @@ class model {
   using stream = typename device::stream;
 
  public:
-  /// Collective; `spec` must be agreed on. `reductions` is another communicator than `comm` where parameters
-  /// are sharded.
+  /// Collective; `spec` must be agreed on. `reductions` is `comm`, or where parameters are sharded and
+  /// communication overlaps another communicator.
   model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec, stage at,
         accumulation policy, options const& chosen)
       : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank())},

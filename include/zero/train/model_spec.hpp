@@ -185,7 +185,7 @@ class model_spec {
     std::string out = detail::text(
         "stage ", at.number(), " gradients ", static_cast<int>(at.gradients), " prefetch ", at.prefetch,
         " keep_after_forward ", static_cast<int>(at.keep_after_forward), " max_live_units ",
-        at.max_live_units, "\npolicy per_microbatch ", static_cast<int>(policy.per_microbatch),
+        at.max_live_units, " overlap ", static_cast<int>(at.shards_parameters() && chosen.overlap), "\npolicy per_microbatch ", static_cast<int>(policy.per_microbatch),
         " open_buckets ", policy.open_buckets, "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",
         std::bit_cast<std::uint64_t>(chosen.clip_norm.value_or(0)), ") bucket_bytes ", chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
         static_cast<int>(chosen.start), "\nunits ", specs_.size(), "\nparameters ", declared_.size(), "\n");

@@ -128,7 +128,7 @@ class sharded_model {
       comm_.set_deadline(chosen.deadline);
     });
     detail::agree(comm_, "sharded_model", spec_->agreement());
-    if (placed.shards_parameters()) {
+    if (placed.shards_parameters() && chosen.overlap) {
       reductions_.emplace(comm_.split(0, comm_.rank()));
     }
     together([&] {
@@ -231,7 +231,7 @@ class sharded_model {
   }
 
   metered<Communicator> comm_;
-  std::optional<metered<Communicator>> reductions_;  // of gradients, where gathers come between them
+  std::optional<metered<Communicator>> reductions_;  // beside gathers, in a thread of their own
   Optimizer optimizer_;
   bool clips_;
   int exceptions_;
