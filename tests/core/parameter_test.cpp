@@ -124,14 +124,18 @@ TEST_CASE("a unit of mixed types is a list of any_parameter") {
 
 TEST_CASE("a shape's elements are the product of its extents") {
   using zero::detail::element_count;
-  CHECK(element_count({}) == 1);  // a scalar
-  CHECK(element_count({7}) == 7);
-  CHECK(element_count({2, 3, 4}) == 24);
-  CHECK(element_count({0, 8}) == 0);
-  CHECK(element_count({8, 0}) == 0);
-  CHECK(element_count({std::size_t{1} << 20U, std::size_t{1} << 20U}) == std::size_t{1} << 40U);
+  CHECK(element_count("p", {}) == 1);  // a scalar
+  CHECK(element_count("p", {7}) == 7);
+  CHECK(element_count("p", {2, 3, 4}) == 24);
+  CHECK(element_count("p", {0, 8}) == 0);
+  CHECK(element_count("p", {8, 0}) == 0);
+  CHECK(element_count("p", {std::size_t{1} << 20U, std::size_t{1} << 20U}) == std::size_t{1}
+                                                                                  << 40U);
   std::size_t const big = std::size_t{1} << 33U;
-  CHECK_THROWS_AS((void)element_count({big, big}), zero::usage_error);
-  CHECK(element_count({big, big, 0}) == 0);
-  CHECK(element_count({0, big, big}) == 0);
+  CHECK_THROWS_WITH_AS((void)element_count("p", {big, 1, big}),
+                       "parameter 'p': expected a shape of fewer than 2^64 elements, actual "
+                       "[8589934592, 1, 8589934592]",
+                       zero::usage_error);
+  CHECK(element_count("p", {big, big, 0}) == 0);
+  CHECK(element_count("p", {0, big, big}) == 0);
 }

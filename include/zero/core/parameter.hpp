@@ -11,6 +11,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -64,12 +65,18 @@ struct typed_parameter : any_parameter {
 
 namespace detail {
 
+/// How many elements a parameter of that name and shape has.
 /// @throws zero::usage_error  the product exceeds 64 bits.
-[[nodiscard]] inline std::size_t element_count(zero::shape const& extents) {
+[[nodiscard]] inline std::size_t element_count(std::string_view name, zero::shape const& extents) {
   std::size_t count = std::ranges::count(extents, 0U) == 0 ? 1 : 0;
   for (std::size_t const extent : extents) {
     if (extent != 0 && count > std::numeric_limits<std::size_t>::max() / extent) {
-      throw usage_error{"parameter: the shape's number of elements exceeds 64 bits"};
+      std::string shape;
+      for (std::size_t const each : extents) {
+        shape += text(shape.empty() ? "" : ", ", each);
+      }
+      throw usage_error{text("parameter '", name, "': expected a shape of fewer than 2^64 elements, actual [",
+                             shape, "]")};
     }
     count *= extent;
   }

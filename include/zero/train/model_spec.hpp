@@ -148,7 +148,7 @@ class model_spec {
   }
 
   [[nodiscard]] static std::size_t size_of(any_parameter const& declared) {
-    return declared.initialiser ? element_count(declared.shape) : declared.value.elements().size();
+    return declared.initialiser ? element_count(declared.name, declared.shape) : declared.value.elements().size();
   }
 
   [[nodiscard]] parameter_spec describe(any_parameter const& declared, precision const& chosen) const {
