@@ -30,7 +30,7 @@ struct digits {
 ///                             and one from 0 to 9; names file, line, expected, actual and `rank`.
 [[nodiscard]] digits read_digits(std::filesystem::path const& file, int rank);
 
-/// digits.csv of the source tree that the running program was built from, also where that has moved.
+/// digits.csv of the source tree that the running program was built in, also where that has moved.
 [[nodiscard]] std::filesystem::path default_digits();
 
 }  // namespace mlp

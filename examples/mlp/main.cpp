@@ -73,6 +73,10 @@ int run(mlp::settings const& settings) {
   if (!disagreement.empty()) {
     throw std::runtime_error{disagreement};
   }
+  fmt::print("\nOn every rank, planned = allocated = formula, and metered = formula.\n");
+  if (std::fflush(stdout) != 0) {
+    throw std::runtime_error{fmt::format("standard output: {}", std::strerror(errno))};
+  }
   return 0;
 }
 

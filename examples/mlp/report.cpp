@@ -23,6 +23,8 @@ std::string_view name(optimizer kind) {
   return kind == optimizer::sgd ? "sgd" : kind == optimizer::adam ? "adam" : "adamw";
 }
 
+std::string_view precision(settings const& settings) { return settings.bf16 ? "bf16" : "fp32"; }
+
 std::string hex(std::uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
 /// 1234567 as 1,234,567.
@@ -115,6 +117,10 @@ std::string disagreement(int stage, std::vector<outcome> const& ranks) {
 
 std::string table(settings const& settings, std::vector<result> const& results) {
   lines out{results};
+  out.add(fmt::format("{} ranks, {} parameters in {}, {} steps of {}, {} micro-batch(es) a step\n",
+                      settings.ranks, grouped(results.front().of_rank0.parameters),
+                      precision(settings), results.front().of_rank0.steps, name(settings.optimizer),
+                      settings.microbatches));
   out.add("", "", [](result const& r) { return fmt::format("stage {}", r.stage); });
   out.rule();
   out.add("policy", "", [&](result const& r) { return name(settings.policy(r.stage)); });
@@ -162,7 +168,7 @@ std::string json(settings const& settings, std::vector<result> const& results) {
                    {"steps", of.steps},
                    {"loss", of.loss},
                    {"microbatches", settings.microbatches},
-                   {"precision", settings.bf16 ? "bf16" : "fp32"},
+                   {"precision", precision(settings)},
                    {"optimizer", name(settings.optimizer)},
                    {"learning_rate", settings.rate()},
                    {"clip", settings.clip},

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
