@@ -138,8 +138,14 @@ class gradient_reducer {
   }
 
   /// Copy or add a gradient that the engine keeps elsewhere.
+  /// @throws zero::usage_error  another size or type.
   void add(std::size_t id, const_any_span gradient) {
     any_span const to = place(id);
+    if (gradient.size() != to.size() || gradient.dtype() != to.dtype()) {
+      throw usage_error{text("gradient_ready: expected ", to.size(), " elements of ", name(to.dtype()),
+                             " for parameter '", bound_->of().parameters()[id].spec.name, "', actual ",
+                             gradient.size(), " of ", name(gradient.dtype()), " (rank ", comm_->rank(), ")")};
+    }
     if (parameters_[id].present) {
       device::add(engine_side_, gradient, to);
     } else {
