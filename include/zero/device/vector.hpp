@@ -22,6 +22,7 @@ namespace zero::inline v0::detail {
 
 using float_vector [[gnu::vector_size(16)]] = float;
 using double_vector [[gnu::vector_size(16)]] = double;
+using short_vector [[gnu::vector_size(16)]] = std::int16_t;
 using int_vector [[gnu::vector_size(16)]] = std::int32_t;
 using long_vector [[gnu::vector_size(16)]] = std::int64_t;
 using uint_vector [[gnu::vector_size(16)]] = std::uint32_t;

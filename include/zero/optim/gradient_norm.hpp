@@ -66,20 +66,21 @@ static_assert(std::is_trivially_copyable_v<norm_sum>);
 namespace detail {
 
 /// The bits of the largest magnitude: as integers they have the magnitudes' order, with NaN last.
-template <class Bits, class T>
-[[nodiscard]] Bits largest_magnitude_bits(T const* from, std::size_t size) noexcept {
-  using vector [[gnu::vector_size(16)]] = Bits;
+/// (A vector type made here from `Bits` would lose its lanes in CUDA's compiler.)
+template <class Vector, class T>
+[[nodiscard]] auto largest_magnitude_bits(T const* from, std::size_t size) noexcept {
+  using Bits = std::remove_cvref_t<decltype(std::declval<Vector&>()[0])>;
   constexpr Bits magnitude = std::numeric_limits<Bits>::max();
   constexpr std::size_t lanes = 16 / sizeof(Bits);
   std::size_t const whole = size - size % lanes;
-  vector best{};
+  Vector best{};
   for (std::size_t i = 0; i < whole; i += lanes) {
-    vector const bits = load_vector<vector>(from + i) & magnitude;
+    Vector const bits = load_vector<Vector>(from + i) & magnitude;
     best = select(bits > best, bits, best);
   }
   Bits largest = 0;
   for (std::size_t lane = 0; lane < lanes; ++lane) {
-    largest = std::max(largest, Bits{best[lane]});
+    largest = std::max(largest, static_cast<Bits>(best[lane]));
   }
   for (std::size_t i = whole; i < size; ++i) {
     largest = std::max(largest, static_cast<Bits>(std::bit_cast<Bits>(from[i]) & magnitude));
@@ -175,9 +176,10 @@ template <class T>
 /// there are none.
 [[nodiscard]] inline double largest_magnitude(const_any_span gradient) {
   return visit(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-    using bits = std::conditional_t<sizeof(T) == 8, std::int64_t,
-                                    std::conditional_t<sizeof(T) == 4, std::int32_t, std::int16_t>>;
-    auto const largest = detail::largest_magnitude_bits<bits>(
+    using vector = std::conditional_t<
+        sizeof(T) == 8, detail::long_vector,
+        std::conditional_t<sizeof(T) == 4, detail::int_vector, detail::short_vector>>;
+    auto const largest = detail::largest_magnitude_bits<vector>(
         static_cast<T const*>(gradient.data()), gradient.size());
     auto const value = static_cast<double>(std::bit_cast<T>(largest));
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();

@@ -191,7 +191,7 @@ class binding {
  private:
   void unbind(any_tensor any_parameter::*which) const {
     for (std::size_t id = 0; id < taken_over_; ++id) {
-      rebind(declared(id).*which, {nullptr, 0, declared(id).dtype});
+      rebind(declared(id).*which, any_span{nullptr, 0, declared(id).dtype});
     }
   }
 
