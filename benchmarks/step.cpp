@@ -72,7 +72,9 @@ class array {
 
  private:
   struct free_memory {
-    void operator()(float* memory) const { zero::host::deallocate(memory, elements * sizeof(float)); }
+    void operator()(float* memory) const {
+      zero::host::deallocate(memory, elements * sizeof(float));
+    }
   };
   std::unique_ptr<float, free_memory> memory_;
 };
@@ -100,7 +102,8 @@ struct arrays {
       value const gradient = value::load(g.data() + i);
       value const mean = value::load(m.data() + i);
       value const first = mean + one_minus_beta1 * (gradient - mean);
-      value const second = beta2 * value::load(v.data() + i) + one_minus_beta2 * (gradient * gradient);
+      value const second =
+          beta2 * value::load(v.data() + i) + one_minus_beta2 * (gradient * gradient);
       (decay * value::load(p.data() + i) - rate * first / (zero::sqrt(second) / root + epsilon))
           .store(p.data() + i);
       first.store(m.data() + i);
@@ -128,7 +131,11 @@ struct arrays {
 
 void stage0_one_rank(benchmark::State& state) {
   zero::solo comm;
-  zero::sharded_model model{comm, units(), zero::stage0{}, optimizer, zero::local_accumulate{},
+  zero::sharded_model model{comm,
+                            units(),
+                            zero::stage0{},
+                            optimizer,
+                            zero::local_accumulate{},
                             zero::options{.overlap = state.range(0) != 0}};
   arrays hand;
   comparison by_hand;
@@ -160,10 +167,12 @@ void limit(zero::stage const& at, team& ranks, std::vector<arrays>& of, double& 
     });
   };
   if (at.reduces_whole()) {
-    gather([&](std::size_t r) { return of[r].g.data(); }, [&](std::size_t r) { return of[r].g.data(); });
+    gather([&](std::size_t r) { return of[r].g.data(); },
+           [&](std::size_t r) { return of[r].g.data(); });
   }
   seconds += ranks.seconds([&](std::size_t rank) {
-    auto const [begin, end] = at.replicates_updates() ? std::pair{std::size_t{0}, elements} : half(rank);
+    auto const [begin, end] =
+        at.replicates_updates() ? std::pair{std::size_t{0}, elements} : half(rank);
     of[rank].update(begin, end);
   });
   if (at.shards_parameters()) {
@@ -177,7 +186,8 @@ void limit(zero::stage const& at, team& ranks, std::vector<arrays>& of, double& 
       }
     }
   } else if (!at.replicates_updates()) {
-    gather([&](std::size_t r) { return of[r].p.data(); }, [&](std::size_t r) { return of[r].p.data(); });
+    gather([&](std::size_t r) { return of[r].p.data(); },
+           [&](std::size_t r) { return of[r].p.data(); });
   }
 }
 
@@ -189,8 +199,8 @@ void two_ranks(benchmark::State& state) {
   zero::accumulation const policy = zero::local_accumulate{};
   team ranks{2};
   ranks.seconds([&](std::size_t rank) {
-    models[rank] = std::make_unique<model_type>(communicators[rank], units(), Stage{}, optimizer, policy,
-                                                zero::options{});
+    models[rank] = std::make_unique<model_type>(communicators[rank], units(), Stage{}, optimizer,
+                                                policy, zero::options{});
   });
   std::vector<arrays> bare(2);
   comparison to_limit;
@@ -205,7 +215,12 @@ void two_ranks(benchmark::State& state) {
   ranks.seconds([&](std::size_t rank) { models[rank].reset(); });
 }
 
-BENCHMARK(stage0_one_rank)->ArgName("overlap")->Arg(0)->Arg(1)->Iterations(paired::pairs)->UseManualTime();
+BENCHMARK(stage0_one_rank)
+    ->ArgName("overlap")
+    ->Arg(0)
+    ->Arg(1)
+    ->Iterations(paired::pairs)
+    ->UseManualTime();
 BENCHMARK(two_ranks<zero::stage0>)->Iterations(paired::pairs)->UseManualTime();
 BENCHMARK(two_ranks<zero::stage1>)->Iterations(paired::pairs)->UseManualTime();
 BENCHMARK(two_ranks<zero::stage2>)->Iterations(paired::pairs)->UseManualTime();
