@@ -141,6 +141,29 @@ TEST_CASE("ranks that unwind while peers copy free nothing that is being read") 
   CHECK(failed == 30 * 2 + 30 * 4);
 }
 
+TEST_CASE("a root that gives up waits for those that copy its memory") {
+  // The root has nothing to copy, so an abort finds it waiting while the others copy.
+  for (int round = 0; round < 40; ++round) {
+    run_ranks(3, [&](thread_communicator& comm) {
+      zero::host_stream stream;
+      std::vector<float> copied(1'000'000, 1);
+      std::jthread killer;
+      comm.barrier(stream);
+      if (comm.rank() == 1) {
+        killer = std::jthread{[&comm, round] {
+          std::this_thread::sleep_for(std::chrono::microseconds{20 * round});
+          comm.abort("in the middle");
+        }};
+      }
+      static_cast<void>(test::failure_of([&] {
+        doomed own{comm.rank() == 0 ? copied.size() : 0, 1};
+        comm.broadcast(comm.rank() == 0 ? own.span() : std::span{copied}, 0, stream);
+      }));
+      CHECK(all_are(copied, 1));  // nobody has read what was poisoned
+    });
+  }
+}
+
 TEST_CASE("a rank that throws while its peers copy unwinds without harm") {
   for (int round = 0; round < 40; ++round) {
     CHECK_THROWS_WITH(run_ranks(3,

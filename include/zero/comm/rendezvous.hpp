@@ -80,10 +80,10 @@ class rendezvous {
                                           std::chrono::milliseconds deadline) {
     meeting result = meeting::late;
     auto const ready = [&] {
-      result = failure_.happened()                 ? meeting::failed
-               : all_are(sequence, phase::arrived) ? meeting::complete
-               : first_gone(sequence) != size()    ? meeting::absent
-                                                   : meeting::late;
+      result = all_are(sequence, phase::arrived) ? meeting::complete
+               : failure_.happened()             ? meeting::failed
+               : first_gone(sequence) != size()  ? meeting::absent
+                                                 : meeting::late;
       return result != meeting::late;
     };
     if (!ready()) {
