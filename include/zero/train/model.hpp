@@ -87,7 +87,7 @@ class model {
   void end_microbatch(bool unwinding) noexcept {
     in_microbatch_ = false;
     if (unwinding) {
-      comm_->abort(text("an exception ended the micro-batch", here()));
+      fail(text("an exception ended the micro-batch", here()));
     }
     if (source_ != gradient_source::none) {
       ++ran_;
@@ -107,7 +107,7 @@ class model {
   void end_evaluation(bool unwinding) noexcept {
     in_evaluation_ = false;
     if (unwinding) {
-      comm_->abort(text("an exception ended the evaluation", here()));
+      fail(text("an exception ended the evaluation", here()));
     }
     end_pass();
   }
@@ -161,7 +161,7 @@ class model {
     --units_[unit].live;
     --live_;
     if (unwinding) {
-      comm_->abort(text("an exception ended the lease of unit ", unit, here()));
+      fail(text("an exception ended the lease of unit ", unit, here()));
       return;
     }
     for_each_value(unit, [&](std::size_t id) {
@@ -274,7 +274,8 @@ class model {
       finish_microbatch();
       reducer_.finish_window();
       reducer_.let_wait(stream_);
-      std::uint64_t const order = hash_order(reducer_.order(), residency_ ? residency_->order() : 0);
+      std::uint64_t const gathers = residency_ ? residency_->order() : 0;
+      std::uint64_t const order = hash_order(hash_order(reducer_.order(), 0), gathers);  // equal ones differ
       update_.enqueue(optimizer, window{ran_, announced_, order},
                       [this](std::size_t id) { return reducer_.had_gradient(id); });
       reducer_.begin_window();
@@ -362,31 +363,53 @@ class model {
 
   [[nodiscard]] std::string here() const { return text(" (rank ", comm_->rank(), ")"); }
 
-  /// Run a call; a broken precondition is every rank's error, so that no peer waits for this one.
+  /// Run a call. What it throws is every rank's error, so that no peer waits for this one, and every later
+  /// call's.
   template <class Call>
   auto guarded(Call call) {
+    if (failure_) {
+      refuse_broken();
+      std::rethrow_exception(failure_);
+    }
     try {
       return call();
-    } catch (usage_error const& failure) {
+    } catch (std::exception const& failure) {
       comm_->abort(failure.what());
+      failure_ = std::current_exception();
       throw;
     }
   }
 
-  /// What lease ends left behind: an error, reductions, the end of a micro-batch.
+  /// The same where nothing can be thrown: the next call does.
+  void fail(std::string const& reason) noexcept {
+    comm_->abort(reason);
+    if (!failure_) {
+      failure_ = std::make_exception_ptr(error{text("sharded_model: ", reason)});
+    }
+  }
+
+  /// What lease ends left behind: reductions, the end of a micro-batch.
   void flush() {
     if (released_) {
       throw usage_error{text("sharded_model: expected a bound model, actual one that was released", here())};
     }
-    if (deferred_) {
-      std::rethrow_exception(std::exchange(deferred_, nullptr));
-    }
-    if (update_.broken()) {
-      throw error{text("sharded_model: an update failed midway, parameters are neither old nor new", here())};
-    }
+    refuse_broken();
     reducer_.reduce_pending();
     if (!in_microbatch_ && live_ == 0) {
       finish_microbatch();
+    }
+  }
+
+  void refuse_broken() {
+    if (update_.broken()) {
+      std::string reason;
+      try {
+        stream_.synchronize();
+      } catch (std::exception const& failure) {
+        reason = text(": ", std::string_view{failure.what()});
+      }
+      throw error{text("sharded_model: expected a whole update, actual one that failed midway, so that ",
+                       "parameters are neither old nor new", here(), reason)};
     }
   }
 
@@ -544,8 +567,9 @@ class model {
       if (stream_.threaded()) {
         reducer_.reduce_pending();
       }
-    } catch (...) {
-      deferred_ = std::current_exception();
+    } catch (std::exception const& failure) {
+      comm_->abort(failure.what());
+      failure_ = std::current_exception();
     }
   }
 
@@ -631,7 +655,7 @@ class model {
   std::vector<unit_state> units_;
   std::vector<std::size_t> value_uses_;  // leases that bind each parameter's tensor (stage 3)
   std::vector<bool> skipped_;            // in the open lease
-  std::exception_ptr deferred_;          // thrown by the next call
+  std::exception_ptr failure_;           // thrown by every later call
   pass pass_ = pass::none;
   gradient_source source_ = gradient_source::none;
   std::size_t live_ = 0;                 // leases
