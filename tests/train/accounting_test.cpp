@@ -187,8 +187,8 @@ TEST_CASE(
           std::size_t turn = static_cast<std::size_t>(ranks);
           for (pair_of_cases const& each : pairs) {
             for (test::run_case const& run : each.runs) {
-              ++turn;  // a quarter of the shapes, another quarter each time
-              for (std::size_t s = turn % 4; s < shapes.size(); s += 4) {
+              ++turn;  // a sixth of the shapes, another sixth each time
+              for (std::size_t s = turn % 6; s < shapes.size(); s += 6) {
                 formula::settings const settings =
                     test::settings_of(run, shapes[s], static_cast<std::uint64_t>(ranks));
                 std::string const title = test::title(each.model, run, settings, rank);
@@ -283,6 +283,9 @@ TEST_CASE("the bytes that leave a rank are the formula's, by name, and those tha
             auto const rank = static_cast<std::uint64_t>(comm.rank());
             for (std::size_t r = 0; r < each.runs.size(); ++r) {
               test::run_case const& run = each.runs[r];
+              if (ranks == 8 && run.policy.open_buckets == 1) {
+                continue;  // the others take long enough
+              }
               test::shape_case const& shape = shapes[(first_turn + r) % shapes.size()];
               formula::settings const settings =
                   test::settings_of(run, shape, static_cast<std::uint64_t>(ranks));
@@ -299,7 +302,7 @@ TEST_CASE("the bytes that leave a rank are the formula's, by name, and those tha
                                    zero::adamw{}, run.policy,    options};
                 CHECK_MESSAGE(payload(sharded.sent()) == sharded.sent()[traffic::bind], title);
                 bool const trains = expected.of_step(1).gradients != 0 || ranks == 1;
-                for (std::size_t const microbatches : {1U, 2U, 3U, 1U}) {
+                for (std::size_t const microbatches : {2U, 3U, 1U}) {
                   zero::traffic_bytes const before = sharded.sent();
                   for (std::size_t m = 0; m < microbatches; ++m) {
                     run_microbatch(sharded, model, m, microbatches);
@@ -314,15 +317,14 @@ TEST_CASE("the bytes that leave a rank are the formula's, by name, and those tha
                                 title);
                 }
                 zero::traffic_bytes const before = sharded.sent();
-                for (int pass = 0; pass < 2; ++pass) {
+                {
                   auto evaluation = sharded.evaluation();
                   for (std::size_t u = 0; u < sharded.units(); ++u) {
                     auto const lease = evaluation.forward(u);
                   }
                 }
                 zero::traffic_bytes const passes = between(before, sharded.sent());
-                std::uint64_t const gathers =
-                    run.formula.stage == 3 ? 2 * expected.gather_bytes() : 0;
+                std::uint64_t const gathers = run.formula.stage == 3 ? expected.gather_bytes() : 0;
                 CHECK_MESSAGE(passes[traffic::evaluation] == gathers, title);
                 CHECK_MESSAGE(payload(passes) == gathers, title);
                 if (ranks == 1) {
@@ -348,7 +350,8 @@ TEST_CASE("the bytes that leave a rank are the formula's, by name, and those tha
         }
         CHECK_MESSAGE(sent_by_all == read_by_all,
                       test::title(each.model, each.runs[r], each.runs[r].formula, 0));
-        CHECK((sent_by_all == 0) == (ranks == 1));
+        bool const left_out = ranks == 8 && each.runs[r].policy.open_buckets == 1;
+        CHECK((sent_by_all == 0) == (ranks == 1 || left_out));
       }
       turn += each.runs.size() + 1;
     }
