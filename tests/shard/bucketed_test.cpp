@@ -24,8 +24,8 @@ constexpr int world_sizes[] = {1, 2, 3, 4, 8};
 using communicator = test::recording_communicator<zero::thread_communicator>;
 using lines = std::vector<std::string>;
 
-/// Two units that are joined: fp32 of 5, bf16 of 3 and frozen fp32 of 4 elements; fp32 of 2 and none. The
-/// third has a bucket of its own.
+/// Two units that are joined: fp32 of 5, bf16 of 3 and frozen fp32 of 4 elements; fp32 of 2 and
+/// none. The third has a bucket of its own.
 layout joined_layout(int ranks, std::uint64_t alignment) {
   auto const make = [](std::string name, std::uint64_t size, dtype type, bool trainable) {
     return zero::parameter_spec{.name = std::move(name),
@@ -91,7 +91,8 @@ TEST_CASE("a bucket's gradients are averaged, one collective for each trainable 
         CHECK(of.buckets().size() == 2);
         memory gradients{of};
         zero::host_stream stream;
-        // Place i of each segment holds 8 (i % 3 + 1) (rank + 1), a bf16: the average is 4 (i % 3 + 1) (P + 1).
+        // Place i of each segment holds 8 (i % 3 + 1) (rank + 1), a bf16: the average is 4 (i % 3 +
+        // 1) (P + 1).
         for (std::size_t s = 0; s < of.segments().size(); ++s) {
           layout::segment const& segment = of.segments()[s];
           for (std::size_t i = 0; i < segment.cut.padded(); ++i) {
@@ -189,8 +190,8 @@ TEST_CASE("a bucket's parameters are gathered, all of them or the trainable ones
   }
 }
 
-TEST_CASE(
-    "a float32 keeps its value beside bf16 in a bucket, in either order") {  // DeepSpeed#8072, #8113
+TEST_CASE("a float32 keeps its value beside bf16 in a bucket, in either order") {
+  // DeepSpeed#8072, #8113
   for (bool const narrow_first : {true, false}) {
     zero::run_threads(2, [&](zero::thread_communicator& comm) {
       zero::parameter_spec const b{.name = "b", .size = 6, .value = dtype::bfloat16};

@@ -82,8 +82,8 @@ bool mentions(std::string const& text, std::string const& part) {
   return text.find(part) != text.npos;
 }
 
-/// Check a layout from its parameters alone: every element of every parameter lies in one place of one
-/// slice, nothing overlaps, and every parameter and slice starts where it is aligned.
+/// Check a layout from its parameters alone: every element of every parameter lies in one place of
+/// one slice, nothing overlaps, and every parameter and slice starts where it is aligned.
 void check_cover(layout const& of, std::uint64_t alignment) {
   std::vector<std::vector<int>> visits;  // of each element of each parameter, over all slices
   for (layout::parameter const& each : of.parameters()) {
@@ -246,7 +246,8 @@ TEST_CASE("joined units share segments, in order") {
 }
 
 TEST_CASE("by default parameters and slices start at 64 bytes of the bucket's narrowest type") {
-  // fp32: 16 elements. 5, then 20 from 16 to 36: 36 elements over 2 ranks are slices of 18, or 32 aligned.
+  // fp32: 16 elements. 5, then 20 from 16 to 36: 36 elements over 2 ranks are slices of 18, or 32
+  // aligned.
   layout const wide{units_of({5, 20}), 2, {.bucket_bytes = 1024}};
   CHECK(offsets_of(wide) == std::vector<std::uint64_t>{0, 16});
   CHECK(wide.segments()[0].cut.elements() == 36);

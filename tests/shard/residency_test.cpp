@@ -319,8 +319,8 @@ TEST_CASE("a unit opened twice at once is gathered once") {
   });
 }
 
-TEST_CASE(
-    "a new order is followed at once, and predicted from the next pass on") {  // Megatron-LM#950, #4563
+TEST_CASE("a new order is followed at once, and predicted from the next pass on") {
+  // Megatron-LM#950, #4563
   on_ranks(2, {5, 4, 7}, {.slots = 2, .prefetch = 1}, [](bench& b) {
     b.run(pass::forward, {0, 2, 1});
     CHECK(b.taken() ==

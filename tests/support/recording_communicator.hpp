@@ -15,8 +15,8 @@
 #include <vector>
 
 /// @file
-/// A communicator that writes down what is asked of it, in a journal in which the test notes its compute,
-/// and that can hold collectives back in their stream.
+/// A communicator that writes down what is asked of it, in a journal in which the test notes its
+/// compute, and that can hold collectives back in their stream.
 
 namespace test {
 

@@ -18,9 +18,10 @@
 #include <utility>
 
 /// @file
-/// A device whose time is counted, not measured: work on a stream takes the ticks that the test says, and
-/// waiting for it moves this thread's clock. Work runs as late as the program allows, when it is waited for,
-/// so what doesn't wait reads what was there before; and streams are asynchronous unless asked otherwise.
+/// A device whose time is counted, not measured: work on a stream takes the ticks that the test
+/// says, and waiting for it moves this thread's clock. Work runs as late as the program allows,
+/// when it is waited for, so what doesn't wait reads what was there before; and streams are
+/// asynchronous unless asked otherwise.
 
 namespace test {
 

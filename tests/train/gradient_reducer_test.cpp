@@ -185,8 +185,8 @@ TEST_CASE("in stage 3 gradients may get ready in any order, under their unit's l
 }
 
 TEST_CASE("in stage 3 without overlap reductions have fixed places between the gathers") {
-  // One rank hands each gradient over under its unit's lease, the other a unit later: with two slots the
-  // reduction of unit u + 2 comes before the gathers for unit u.
+  // One rank hands each gradient over under its unit's lease, the other a unit later: with two
+  // slots the reduction of unit u + 2 comes before the gathers for unit u.
   on_ranks(2, [](zero::thread_communicator& threads) {
     engine e{
         threads, zero::stage3{.prefetch = 0}, zero::reduce_per_microbatch{}, {.overlap = false}};

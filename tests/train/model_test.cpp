@@ -282,9 +282,9 @@ TEST_CASE("a lease ends once, however it was moved, and may be ended early") {
 }
 
 TEST_CASE("outside their leases the tensors of stage 3 are empty, those of other stages whole") {
-  for (auto const& [name, stage] : test::every_stage()) {
-    CAPTURE(name);
-    zero::run_threads(2, [&, &at = stage](zero::thread_communicator& comm) {
+  for (test::named_stage const& each : test::every_stage()) {
+    CAPTURE(each.first);
+    zero::run_threads(2, [&, &at = each.second](zero::thread_communicator& comm) {
       engine e{comm, at, zero::reduce_per_microbatch{}};
       std::size_t const outside = at.shards_parameters() ? 0 : size_of(1);
       CHECK(e.values[1].view.size() == outside);
@@ -406,9 +406,9 @@ TEST_CASE("a released model refuses everything") {
 }
 
 TEST_CASE("frozen parameters are leased, and have no gradient") {
-  for (auto const& [name, stage] : test::every_stage()) {
-    CAPTURE(name);
-    zero::run_threads(2, [&, &at = stage](zero::thread_communicator& comm) {
+  for (test::named_stage const& each : test::every_stage()) {
+    CAPTURE(each.first);
+    zero::run_threads(2, [&, &at = each.second](zero::thread_communicator& comm) {
       tensor a{6, 1};
       tensor b{7, 2};
       tensor of_a;

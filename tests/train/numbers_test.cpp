@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-// Promise 2: parameters have the same bits in every stage, for every bucket size, prefetch depth, alignment
-// and overlap, with clipping and without, for each policy and precision.
+// Promise 2: parameters have the same bits in every stage, for every bucket size, prefetch depth,
+// alignment and overlap, with clipping and without, for each policy and precision.
 
 namespace {
 
@@ -36,7 +36,8 @@ struct setting {
   bool engine_adds;
 };
 
-/// Every stage in three ways that together use each value of every option; the first is the plainest.
+/// Every stage in three ways that together use each value of every option; the first is the
+/// plainest.
 std::vector<setting> settings() {
   std::vector<setting> out;
   std::size_t turn = 0;
@@ -86,7 +87,8 @@ class part {
     return zero::parameter(prefix_ + std::to_string(k), values_[k], gradients_[k]);
   }
 
-  /// Gradients that depend on the parameters as they are, and differ between ranks and micro-batches.
+  /// Gradients that depend on the parameters as they are, and differ between ranks and
+  /// micro-batches.
   void write(std::size_t k, int rank, std::size_t m, bool accumulate) {
     std::span<T> const out = gradients_[k].view;
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -111,8 +113,8 @@ class part {
   std::vector<test::owning_tensor<T>> gradients_;
 };
 
-/// The values after some steps, whole. Units have one wide parameter, one of T, and the first a frozen one;
-/// the last uses the first's, too.
+/// The values after some steps, whole. Units have one wide parameter, one of T, and the first a
+/// frozen one; the last uses the first's, too.
 template <class T>
 std::vector<float> train(zero::thread_communicator& comm, setting const& chosen,
                          zero::accumulation policy, zero::options options) {

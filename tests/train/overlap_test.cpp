@@ -126,8 +126,9 @@ class engine {
     }
   }
 
-  /// A window of two micro-batches and a step, in which element i's gradient is half its value, plus
-  /// (rank + 1) (micro-batch + 1). Each way of handing it over frees or overwrites what it handed over.
+  /// A window of two micro-batches and a step, in which element i's gradient is half its value,
+  /// plus (rank + 1) (micro-batch + 1). Each way of handing it over frees or overwrites what it
+  /// handed over.
   void train(delivery how) {
     for (std::size_t m = 0; m < 2; ++m) {
       auto micro = sharded->microbatch(m, 2);
@@ -157,7 +158,8 @@ class engine {
     sharded->step();
   }
 
-  /// Whether each element of unit u is `expected(u)`, in an evaluation and then in tensors given back.
+  /// Whether each element of unit u is `expected(u)`, in an evaluation and then in tensors given
+  /// back.
   template <class Expected>
   [[nodiscard]] bool holds(Expected expected) {
     bool right = true;
@@ -273,9 +275,10 @@ TEST_CASE("with slow communication two gradient buckets are occupied beside the 
 }
 
 TEST_CASE("backward waits for a gradient bucket exactly as long as its reduction still takes") {
-  // Forward ends at 8. Unit 7 is reduced from 9 to 12, unit 6, done at 10, from 12 to 15; unit 5 waits for
-  // the bucket of 7 from 10 to 12; from then on each unit waits 2 ticks of the 3 that a reduction takes.
-  // In stage 3 gathers don't wait for reductions, which have a stream of their own.
+  // Forward ends at 8. Unit 7 is reduced from 9 to 12, unit 6, done at 10, from 12 to 15; unit 5
+  // waits for the bucket of 7 from 10 to 12; from then on each unit waits 2 ticks of the 3 that a
+  // reduction takes. In stage 3 gathers don't wait for reductions, which have a stream of their
+  // own.
   for (zero::stage const at : stages{zero::stage2{}, zero::stage3{}}) {
     run(1, at, zero::reduce_per_microbatch{}, {.reduction = 3}, 1, {}, [](engine& e) {
       CHECK(simulated_time().waited == 6 * 2);
@@ -285,7 +288,8 @@ TEST_CASE("backward waits for a gradient bucket exactly as long as its reduction
       CHECK(simulated_time().now == 9 + 8 * 3);
     });
   }
-  // With a third bucket unit 4 is the first to wait, from 11 to 12, and units 3 to 0 wait 2 ticks each.
+  // With a third bucket unit 4 is the first to wait, from 11 to 12, and units 3 to 0 wait 2 ticks
+  // each.
   run(1, zero::stage2{}, zero::reduce_per_microbatch{.open_buckets = 3}, {.reduction = 3}, 1, {},
       [](engine& e) {
         CHECK(simulated_time().waited == 1 + 4 * 2);
@@ -368,7 +372,8 @@ TEST_CASE("the gather of the next unit is enqueued before a unit's compute, in b
 TEST_CASE(
     "waiting for one slow gather falls with the prefetch depth, and the peak rises by a slot "
     "each") {
-  // Unit 4's gather takes 5 ticks. In each direction it starts `depth` units ahead: 5 - depth are left.
+  // Unit 4's gather takes 5 ticks. In each direction it starts `depth` units ahead: 5 - depth are
+  // left.
   std::uint64_t const slot = size_of(units - 1) * sizeof(float);
   std::uint64_t peak = 0;
   for (std::size_t const depth : {0U, 1U, 2U, 3U}) {
@@ -400,7 +405,8 @@ TEST_CASE(
 }
 
 TEST_CASE("every stage computes the right numbers on a device whose work runs late") {
-  // The mean gradient of a window is p / 2 + 3 (P + 1) / 4, so p becomes p / 2 - 3 (P + 1) / 4: exact.
+  // The mean gradient of a window is p / 2 + 3 (P + 1) / 4, so p becomes p / 2 - 3 (P + 1) / 4:
+  // exact.
   for (int const ranks : {1, 2, 3}) {
     for (test::setting each : test::every_setting({.clip_norm = 1e9})) {
       for (delivery const how : {delivery::lease, delivery::in_place, delivery::copied}) {

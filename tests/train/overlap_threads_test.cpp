@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-// Communication that stands still until the test lets it go: what goes on meanwhile really overlaps it.
+// Communication that stands still until the test lets it go: what goes on meanwhile really overlaps
+// it.
 
 namespace {
 

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-// An engine that zero has never heard of: a tensor class of its own, and an autograd that makes gradients
-// when it needs them, hands them over in an order of its own, and frees them.
+// An engine that zero has never heard of: a tensor class of its own, and an autograd that makes
+// gradients when it needs them, hands them over in an order of its own, and frees them.
 namespace mock {
 
 class tensor {
@@ -89,8 +89,8 @@ class network {
     }
   }
 
-  /// `on_gradient(name, elements)` gets each gradient before it is freed: with `lazy`, those of a layer's bias
-  /// only after the next layer's weights.
+  /// `on_gradient(name, elements)` gets each gradient before it is freed: with `lazy`, those of a
+  /// layer's bias only after the next layer's weights.
   template <class Around, class OnGradient>
   void backward(std::vector<float> const& target, bool lazy, Around around,
                 OnGradient on_gradient) {
@@ -220,7 +220,8 @@ values train(zero::thread_communicator& comm, test::setting const& chosen) {
   return out;
 }
 
-/// The same by one process without zero: gradients of all samples, averaged, and AdamW by its formula.
+/// The same by one process without zero: gradients of all samples, averaged, and AdamW by its
+/// formula.
 values train_alone(std::size_t ranks) {
   mock::network net{widths};
   std::vector<std::vector<double>> parameters;

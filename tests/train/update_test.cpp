@@ -102,7 +102,8 @@ struct engine {
     }
   }
 
-  /// Forward, and backward where `gradient(k, i)` is what to write or add; nothing, for element 0, skips.
+  /// Forward, and backward where `gradient(k, i)` is what to write or add; nothing, for element 0,
+  /// skips.
   template <class Gradient>
   void run(model& sharded, std::size_t m, std::size_t count, Gradient gradient) {
     auto micro = sharded.microbatch(m, count);
