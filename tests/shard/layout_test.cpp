@@ -353,8 +353,13 @@ TEST_CASE("more than 2^31 elements keep their places") {
 
 TEST_CASE("sizes whose bytes 64 bits can't count are refused") {
   std::uint64_t const limit = std::uint64_t{1} << 56U;
-  CHECK(layout{units_of({limit - 2, 1}), 4, {.alignment = 1}}.segments()[0].cut.slice() ==
-        limit / 4);
+  // Over 4 ranks 2^56 - 4 elements need no padding, and 2^56 - 2 are padded to 2^56.
+  layout const largest{units_of({limit - 4}), 4, {.alignment = 1}};
+  CHECK(largest.segments()[0].cut.slice() == limit / 4 - 1);
+  CHECK(mentions(refusal([&] {
+                   layout{units_of({limit - 2}), 4, {.alignment = 1}};
+                 }),
+                 "expected fewer than 2^56 elements in a segment"));
   for (auto const& sizes :
        std::vector<std::vector<std::uint64_t>>{{limit},
                                                {limit - 1, 1},
