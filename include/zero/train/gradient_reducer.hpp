@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/collective.hpp>
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
 #include <zero/shard/bucketed.hpp>
@@ -72,6 +73,7 @@ class gradient_reducer {
     }
     for (parameter_state& p : parameters_) {
       p.ready = false;
+      p.given = false;
       p.present = p.present && !policy_.per_microbatch;
     }
   }
@@ -137,14 +139,30 @@ class gradient_reducer {
     parameters_[id].had = true;
   }
 
+  /// The engine was told where the gradient goes.
+  void give(std::size_t id) noexcept { parameters_[id].given = true; }
+
+  /// @throws zero::usage_error  it wasn't, in this micro-batch: what lies there may be anything.
+  void check_given(std::size_t id) const {
+    if (!parameters_[id].given) {
+      throw usage_error{text("gradient_ready: expected gradient(id) before for parameter '", parameter_name(id),
+                             "', actual none in this micro-batch (rank ", comm_->rank(), ")")};
+    }
+  }
+
   /// Copy or add a gradient that the engine keeps elsewhere.
-  /// @throws zero::usage_error  another size or type.
+  /// @throws zero::usage_error  another size or type; the elements are those of its place.
   void add(std::size_t id, const_any_span gradient) {
     any_span const to = place(id);
     if (gradient.size() != to.size() || gradient.dtype() != to.dtype()) {
       throw usage_error{text("gradient_ready: expected ", to.size(), " elements of ", name(to.dtype()),
-                             " for parameter '", bound_->of().parameters()[id].spec.name, "', actual ",
-                             gradient.size(), " of ", name(gradient.dtype()), " (rank ", comm_->rank(), ")")};
+                             " for parameter '", parameter_name(id), "', actual ", gradient.size(), " of ",
+                             name(gradient.dtype()), " (rank ", comm_->rank(), ")")};
+    }
+    if (overlap(gradient.data(), gradient.bytes(), to.data(), to.bytes())) {
+      throw usage_error{text("gradient_ready: expected elements apart from the place of parameter '",
+                             parameter_name(id), "', actual the same (rank ", comm_->rank(),
+                             "); ask gradient(id) whether to add, and call gradient_ready(id)")};
     }
     if (parameters_[id].present) {
       device::add(engine_side_, gradient, to);
@@ -165,8 +183,7 @@ class gradient_reducer {
   /// @throws zero::usage_error  it was ready already in this micro-batch.
   void ready(std::size_t id) {
     if (parameters_[id].ready) {
-      throw usage_error{text("gradient_ready: expected parameter '", bound_->of().parameters()[id].spec.name,
-                             "' once a micro-batch, actual twice (rank ", comm_->rank(), ")")};
+      throw usage_error{text("gradient_ready: expected parameter '", parameter_name(id), "' once a micro-batch, actual twice (rank ", comm_->rank(), ")")};
     }
     parameters_[id].ready = true;
     std::size_t const b = bound_->of().parameters()[id].bucket;
@@ -265,6 +282,7 @@ class gradient_reducer {
     bool touched = false;
     bool had = false;
     bool ready = false;
+    bool given = false;    // the engine knows its place
   };
 
   struct bucket_state {
@@ -300,6 +318,10 @@ class gradient_reducer {
   [[nodiscard]] std::byte* slot_address(std::size_t s) const noexcept {
     std::size_t const slot = buckets_[bound_->of().segments()[s].bucket].slot;
     return bound_->at_offset(bound_->map().gradient_slots[slot] + bound_->map().segments[s].gradient_offset);
+  }
+
+  [[nodiscard]] std::string const& parameter_name(std::size_t id) const {
+    return bound_->of().parameters()[id].spec.name;
   }
 
   /// The parameter's gradient is in a tensor that can't be rebound.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zero/core/any_span.hpp>
+#include <zero/core/dtype.hpp>
 #include <zero/core/error.hpp>
 
 #include <cstddef>
@@ -59,7 +60,7 @@ class forward_lease {
   /// @throws zero::usage_error  another unit's parameter, or another type; the lease has ended.
   template <class T>
   [[nodiscard]] std::span<T> parameter(std::size_t id) const {
-    return model().leased_value(unit_, id).template as<T>();
+    return model().leased_value(unit_, id, dtype_of<T>).template as<T>();
   }
 
  protected:
@@ -94,7 +95,7 @@ class backward_lease : public forward_lease<Model> {
   /// @throws zero::usage_error  another unit's parameter, a frozen one, or another type.
   template <class T>
   [[nodiscard]] std::span<T> gradient(std::size_t id) const {
-    return this->model().leased_gradient(this->unit(), id).template as<T>();
+    return this->model().leased_gradient(this->unit(), id, dtype_of<T>).template as<T>();
   }
 
   /// The parameter gets no gradient here: zero, unless earlier ones were accumulated.
@@ -142,8 +143,8 @@ class microbatch {
   ///
   /// Ordering: in any order, which may differ between ranks; a bucket is reduced when all its parameters
   ///           are ready or skipped, the last bucket first on every rank.
-  /// @throws zero::usage_error  twice in a micro-batch; another size or type; too many open buckets; mixed
-  ///                            with backward leases that write gradients.
+  /// @throws zero::usage_error  twice in a micro-batch; another size or type; the elements are those of its
+  ///                            place; too many open buckets; mixed with backward leases that write gradients.
   void gradient_ready(std::size_t id, const_any_span gradient) { model_->gradient_ready(id, gradient); }
   /// The same, once `producer` has computed it.
   template <class Stream>
@@ -154,6 +155,7 @@ class microbatch {
 
   /// Where to write a gradient; `gradient_ready(id)` follows.
   [[nodiscard]] gradient_place gradient(std::size_t id) { return model_->gradient_of(id); }
+  /// @throws zero::usage_error  twice in a micro-batch, or without `gradient(id)` before.
   void gradient_ready(std::size_t id) { model_->gradient_ready(id); }
 
   /// The parameter gets no gradient in this micro-batch.

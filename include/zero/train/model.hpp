@@ -182,16 +182,18 @@ class model {
     end_pass();
   }
 
-  [[nodiscard]] any_span leased_value(std::size_t unit, std::size_t id) {
+  [[nodiscard]] any_span leased_value(std::size_t unit, std::size_t id, dtype asked) {
     return guarded([&] {
       check_member(unit, id, false);
+      check_dtype(id, of().parameters()[id].spec.value, asked);
       return whole_value(id);
     });
   }
 
-  [[nodiscard]] any_span leased_gradient(std::size_t unit, std::size_t id) {
+  [[nodiscard]] any_span leased_gradient(std::size_t unit, std::size_t id, dtype asked) {
     return guarded([&] {
       check_member(unit, id, true);
+      check_dtype(id, of().parameters()[id].spec.gradient, asked);
       return reducer_.leased_place(id);
     });
   }
@@ -232,6 +234,7 @@ class model {
   [[nodiscard]] gradient_place gradient_of(std::size_t id) {
     return guarded([&] {
       open_parameter(id);
+      reducer_.give(id);
       return gradient_place{reducer_.place(id), reducer_.present(id)};
     });
   }
@@ -247,6 +250,7 @@ class model {
   void gradient_ready(std::size_t id) {
     guarded([&] {
       open_parameter(id);
+      reducer_.check_given(id);
       finish_parameter(id);
     });
   }
@@ -483,6 +487,13 @@ class model {
     if (!of().parameters()[id].spec.trainable) {
       throw usage_error{text("gradient: expected a trainable parameter, actual '",
                              of().parameters()[id].spec.name, "', which is frozen", here())};
+    }
+  }
+
+  void check_dtype(std::size_t id, dtype actual, dtype asked) const {
+    if (asked != actual) {
+      throw usage_error{text("lease: expected parameter '", of().parameters()[id].spec.name, "' to be asked for as ",
+                             name(actual), ", actual ", name(asked), here())};
     }
   }
 
