@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zero/core/parameter.hpp>
+#include <zero/core/tensor_traits.hpp>
 
 #include <support/owning_tensor.hpp>
 
@@ -10,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,16 +34,30 @@ struct declaration {
   return {std::move(name), static_cast<std::size_t>(-1)};
 }
 
-class model {
+/// Elements by the name of their parameter.
+using whole_values = std::map<std::string, std::vector<float>>;
+
+template <class Tensor>
+[[nodiscard]] std::span<float> elements_of(Tensor& of) {
+  return zero::tensor_traits<Tensor>::elements(of);
+}
+
+/// `Tensor` can be made of a size and a value; gradients that can't be rebound have their elements already.
+template <class Tensor>
+class basic_model {
  public:
   using structure = std::vector<std::vector<declaration>>;
 
-  explicit model(structure units) : units_{std::move(units)} {
+  explicit basic_model(structure units) : units_{std::move(units)} {
     for (std::vector<declaration> const& unit : units_) {
       for (declaration const& each : unit) {
         if (!is_use(each)) {
-          values_[each.name] = tensor{each.size, each.value};
-          gradients_[each.name];
+          values_[each.name] = Tensor(each.size, each.value);
+          if constexpr (zero::rebindable_tensor<Tensor>) {
+            gradients_[each.name];
+          } else {
+            gradients_[each.name] = Tensor(each.size, 0.0F);
+          }
           frozen_[each.name] = each.frozen;
         }
       }
@@ -69,14 +83,15 @@ class model {
 
   [[nodiscard]] structure const& declared() const noexcept { return units_; }
   [[nodiscard]] bool is_frozen(std::string const& name) const { return frozen_.at(name); }
-  [[nodiscard]] tensor& value(std::string const& name) { return values_.at(name); }
-  [[nodiscard]] tensor& gradient(std::string const& name) { return gradients_.at(name); }
+  [[nodiscard]] Tensor& value(std::string const& name) { return values_.at(name); }
+  [[nodiscard]] Tensor& gradient(std::string const& name) { return gradients_.at(name); }
 
   /// The elements of every parameter that has them here, by name.
-  [[nodiscard]] std::map<std::string, std::vector<float>> values() const {
-    std::map<std::string, std::vector<float>> out;
-    for (auto const& [name, value] : values_) {
-      out[name].assign(value.view.begin(), value.view.end());
+  [[nodiscard]] whole_values values() {
+    whole_values out;
+    for (auto& [name, value] : values_) {
+      std::span<float> const here = elements_of(value);
+      out[name].assign(here.begin(), here.end());
     }
     return out;
   }
@@ -87,17 +102,18 @@ class model {
   }
 
   structure units_;
-  std::map<std::string, tensor> values_;
-  std::map<std::string, tensor> gradients_;
+  std::map<std::string, Tensor> values_;
+  std::map<std::string, Tensor> gradients_;
   std::map<std::string, bool> frozen_;
 };
 
-using whole_values = std::map<std::string, std::vector<float>>;
+using model = basic_model<tensor>;
 
 /// Write or add, as the lease says, the gradients of `unit`: `gradient(name, i)` is an optional number for
 /// element i, and nothing, for element 0, skips the parameter.
-template <class Sharded, class Lease, class Gradient>
-void write_gradients(Sharded& sharded, model& engine, Lease const& lease, Gradient gradient) {
+template <class Sharded, class Tensor, class Lease, class Gradient>
+void write_gradients(Sharded& sharded, basic_model<Tensor>& engine, Lease const& lease,
+                     Gradient gradient) {
   for (declaration const& each : engine.declared()[lease.unit()]) {
     if (engine.is_frozen(each.name)) {
       continue;
@@ -108,7 +124,7 @@ void write_gradients(Sharded& sharded, model& engine, Lease const& lease, Gradie
       continue;
     }
     bool const add = lease.accumulate(id);
-    std::span<float> const place = engine.gradient(each.name).view;
+    std::span<float> const place = elements_of(engine.gradient(each.name));
     for (std::size_t i = 0; i < place.size(); ++i) {
       place[i] = (add ? place[i] : 0.0F) + *std::optional<float>{gradient(each.name, i)};
     }
@@ -116,8 +132,9 @@ void write_gradients(Sharded& sharded, model& engine, Lease const& lease, Gradie
 }
 
 /// Forward over the units in order, and backward in reverse, in an open micro-batch.
-template <class Sharded, class Microbatch, class Gradient>
-void forward_and_backward(Sharded& sharded, model& engine, Microbatch& micro, Gradient gradient) {
+template <class Sharded, class Tensor, class Microbatch, class Gradient>
+void forward_and_backward(Sharded& sharded, basic_model<Tensor>& engine, Microbatch& micro,
+                          Gradient gradient) {
   for (std::size_t u = 0; u < sharded.units(); ++u) {
     auto const lease = micro.forward(u);
   }
@@ -128,30 +145,30 @@ void forward_and_backward(Sharded& sharded, model& engine, Microbatch& micro, Gr
 }
 
 /// Micro-batch `index` of `count`.
-template <class Sharded, class Gradient>
-void run_microbatch(Sharded& sharded, model& engine, std::size_t index, std::size_t count,
-                    Gradient gradient) {
+template <class Sharded, class Tensor, class Gradient>
+void run_microbatch(Sharded& sharded, basic_model<Tensor>& engine, std::size_t index,
+                    std::size_t count, Gradient gradient) {
   auto micro = sharded.microbatch(index, count);
   forward_and_backward(sharded, engine, micro, gradient);
 }
 
 /// A window of one micro-batch in which every element's gradient is `gradient`, and a step.
-template <class Sharded>
-auto run_step(Sharded& sharded, model& engine, float gradient) {
+template <class Sharded, class Tensor>
+auto run_step(Sharded& sharded, basic_model<Tensor>& engine, float gradient) {
   run_microbatch(sharded, engine, 0, 1,
                  [gradient](std::string const&, std::size_t) { return gradient; });
   return sharded.step();
 }
 
 /// Every parameter's whole value, by name. Collective in stage 3.
-template <class Sharded>
-[[nodiscard]] whole_values read(Sharded& sharded, model& engine) {
+template <class Sharded, class Tensor>
+[[nodiscard]] whole_values read(Sharded& sharded, basic_model<Tensor>& engine) {
   whole_values out;
   auto evaluation = sharded.evaluation();
   for (std::size_t u = 0; u < sharded.units(); ++u) {
     auto const lease = evaluation.forward(u);
     for (declaration const& each : engine.declared()[u]) {
-      std::span<float> const elements = engine.value(each.name).view;
+      std::span<float> const elements = elements_of(engine.value(each.name));
       out[each.name].assign(elements.begin(), elements.end());
     }
   }

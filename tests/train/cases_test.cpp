@@ -63,8 +63,8 @@ template <class Sharded>
 void check_values(Sharded& sharded, test::model& engine, test::whole_values const& expected,
                   test::setting const& how) {
   test::whole_values const actual = test::read(sharded, engine);
-  for (auto const& [name, elements] : expected) {
-    CHECK_MESSAGE(actual.at(name) == elements, how.name, ", parameter ", name);
+  for (auto const& each : expected) {
+    CHECK_MESSAGE(actual.at(each.first) == each.second, how.name, ", parameter ", each.first);
   }
 }
 
