@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 //
-// What `collectives_benchmark` measures, in MPI between two processes: reduce-scatter and all-gather of
-// 64 MiB of fp32 in place, and calls of 4 KiB. Prints medians and quartiles.
+// What `collectives_benchmark` measures, in MPI between two processes: reduce-scatter and
+// all-gather of 64 MiB of fp32 in place, and calls of 4 KiB. Prints medians and quartiles.
 //
-//   mpirun -np 2 mpi_collectives             (as root, or on one core: --allow-run-as-root, --oversubscribe)
+//   mpirun -np 2 mpi_collectives             (as root, or on one core: --allow-run-as-root,
+//   --oversubscribe)
 //
 // Malloc is kept from giving memory back, and the buffers are in huge pages where the system gives
-// them: what MPI's own temporary buffers cost would dominate otherwise. `--as-it-comes` does neither.
-// With glibc 2.35 or later, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives MPI's buffers huge pages, too.
+// them: what MPI's own temporary buffers cost would dominate otherwise. `--as-it-comes` does
+// neither. With glibc 2.35 or later, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives MPI's buffers huge
+// pages, too.
 
 #include <mpi.h>
 

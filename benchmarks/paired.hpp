@@ -14,8 +14,8 @@
 #include <vector>
 
 /// @file
-/// Contenders and their limit within each iteration, so that they see the same memory within a second;
-/// medians and quartiles over the pairs.
+/// Contenders and their limit within each iteration, so that they see the same memory within a
+/// second; medians and quartiles over the pairs.
 
 namespace paired {
 
@@ -81,8 +81,8 @@ class comparison {
     ratios_.push_back(other_seconds / library_seconds);
   }
 
-  /// `<name>_ratio` is the median of other / library, above 1 where the library is faster, between its
-  /// quartiles; `<name>_ms` the other's median.
+  /// `<name>_ratio` is the median of other / library, above 1 where the library is faster, between
+  /// its quartiles; `<name>_ms` the other's median.
   void report(benchmark::State& state, std::string const& name) const {
     state.counters[name + "_ratio"] = quantile(ratios_, 0.5);
     state.counters[name + "_ratio_low"] = quantile(ratios_, 0.25);

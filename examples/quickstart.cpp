@@ -6,7 +6,8 @@
 int main() {
   zero::run_threads(4, [](zero::thread_communicator& comm) {  // ranks are threads
     auto ones = [](std::span<float> out, std::size_t) { std::ranges::fill(out, 1.0F); };
-    std::vector<std::vector<zero::any_parameter>> units{{zero::parameter<float>("w", {500, 500}, ones)}};
+    std::vector<std::vector<zero::any_parameter>> units{
+        {zero::parameter<float>("w", {500, 500}, ones)}};
     zero::sharded_model model{comm, units, zero::stage3{}, zero::adamw{.learning_rate = 0.1},
                               zero::reduce_per_microbatch{}};
     for (int i = 0; i < 100; ++i) {

@@ -73,7 +73,8 @@ std::vector<T> numbers(int rank, std::size_t count) {
   return out;
 }
 
-/// The sum over `ranks` ranks of `numbers`' elements [first, first + count): 1 + ... + P times i % 5.
+/// The sum over `ranks` ranks of `numbers`' elements [first, first + count): 1 + ... + P times i %
+/// 5.
 template <class T = float>
 std::vector<T> sums(int ranks, std::size_t first, std::size_t count) {
   std::vector<T> out(count);
@@ -121,8 +122,8 @@ Out reduced(std::vector<std::vector<In>> const& inputs, std::size_t i, reduction
   return static_cast<Out>(sum);
 }
 
-/// reduce_scatter, all_gather and all_reduce of noise: each against the definition, and against each
-/// other, also for sizes that don't divide.
+/// reduce_scatter, all_gather and all_reduce of noise: each against the definition, and against
+/// each other, also for sizes that don't divide.
 template <class In, class Out, class Communicator>
 void check_reductions(Communicator& comm, zero::host_stream& stream, reduction what) {
   std::size_t const ranks = ranks_of(comm);

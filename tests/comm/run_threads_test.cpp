@@ -67,7 +67,8 @@ TEST_CASE("the error of the rank that failed comes out, not those of its peers")
                                        if (comm.rank() == culprit) {
                                          throw std::out_of_range{"layer 17"};
                                        }
-                                       // The part reports that the culprit left before the group does.
+                                       // The part reports that the culprit left before the group
+                                       // does.
                                        wait_for_all(part);
                                      }),
                            "layer 17", std::out_of_range);

@@ -26,8 +26,8 @@ using zero::combine;
 using zero::reduction;
 using zero::thread_communicator;
 
-/// Memory that is poisoned, and then freed, as soon as it ends: whoever still reads it gets a wrong sum
-/// or a report of a sanitizer.
+/// Memory that is poisoned, and then freed, as soon as it ends: whoever still reads it gets a wrong
+/// sum or a report of a sanitizer.
 class doomed {
  public:
   doomed(std::size_t size, float value) : data_(size, value) {}

@@ -19,7 +19,8 @@
 #include <vector>
 
 /// @file
-/// What every rank throws when one of them does something wrong, and a watchdog for the case that none does.
+/// What every rank throws when one of them does something wrong, and a watchdog for the case that
+/// none does.
 
 namespace test {
 

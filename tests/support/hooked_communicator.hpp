@@ -13,8 +13,8 @@
 #include <utility>
 
 /// @file
-/// A communicator that tells the test what is called, before it is enqueued and before the stream runs it:
-/// the test may look, wait, or throw.
+/// A communicator that tells the test what is called, before it is enqueued and before the stream
+/// runs it: the test may look, wait, or throw.
 
 namespace test {
 

@@ -42,7 +42,8 @@ template <class Tensor>
   return zero::tensor_traits<Tensor>::elements(of);
 }
 
-/// `Tensor` can be made of a size and a value; gradients that can't be rebound have their elements already.
+/// `Tensor` can be made of a size and a value; gradients that can't be rebound have their elements
+/// already.
 template <class Tensor>
 class basic_model {
  public:
@@ -109,8 +110,8 @@ class basic_model {
 
 using model = basic_model<tensor>;
 
-/// Write or add, as the lease says, the gradients of `unit`: `gradient(name, i)` is an optional number for
-/// element i, and nothing, for element 0, skips the parameter.
+/// Write or add, as the lease says, the gradients of `unit`: `gradient(name, i)` is an optional
+/// number for element i, and nothing, for element 0, skips the parameter.
 template <class Sharded, class Tensor, class Lease, class Gradient>
 void write_gradients(Sharded& sharded, basic_model<Tensor>& engine, Lease const& lease,
                      Gradient gradient) {

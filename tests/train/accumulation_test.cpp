@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How gradients come together: over uses, micro-batches and ranks, in every order and way of delivery.
+// How gradients come together: over uses, micro-batches and ranks, in every order and way of
+// delivery.
 #include <doctest/doctest.h>
 
 #include <zero/comm/run_threads.hpp>

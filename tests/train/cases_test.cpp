@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Faults that other systems had, as tiny cases with the right result; the numbers are those of the list
-// in the project's design. SGD is plain, with learning rate 1, where nothing else is said, so that a
-// parameter is its start less the mean gradient.
+// Faults that other systems had, as tiny cases with the right result; the numbers are those of the
+// list in the project's design. SGD is plain, with learning rate 1, where nothing else is said, so
+// that a parameter is its start less the mean gradient.
 #include <doctest/doctest.h>
 
 #include <zero/comm/run_threads.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ranks that throw, leave, or never come: every rank gets an error in time, parameters stay as they were,
-// and nothing hangs or ends the program.
+// Ranks that throw, leave, or never come: every rank gets an error in time, parameters stay as they
+// were, and nothing hangs or ends the program.
 #include <doctest/doctest.h>
 
 #include <zero/comm/run_threads.hpp>
@@ -120,7 +120,8 @@ void step(rank_state const& state) {
   step(state, [](std::string_view) {});
 }
 
-/// Run body(rank_state) on `ranks` ranks, which must fail on each, and leave parameters as they were.
+/// Run body(rank_state) on `ranks` ranks, which must fail on each, and leave parameters as they
+/// were.
 template <class Body>
 test::failures run(int ranks, test::setting const& how, Body body, milliseconds limit = deadline) {
   return test::run_failing(ranks, [&](zero::thread_communicator& comm) {

@@ -48,8 +48,8 @@ void check_values(Sharded& sharded, test::model& engine, test::whole_values cons
   }
 }
 
-/// Run body(sharded, engine, comm) in every setting on two ranks; every rank must fail and say `parts`, and
-/// every later call of the model must fail too.
+/// Run body(sharded, engine, comm) in every setting on two ranks; every rank must fail and say
+/// `parts`, and every later call of the model must fail too.
 template <class Body>
 void check_refused(test::model::structure const& units,
                    std::initializer_list<std::string_view> parts, Body body,

@@ -8,21 +8,22 @@
 #include <span>
 
 /// @file
-/// `any_tensor`: a non-owning handle to a tensor whose type is erased; what its `tensor_traits` can't do
-/// is visible at run time.
+/// `any_tensor`: a non-owning handle to a tensor whose type is erased; what its `tensor_traits`
+/// can't do is visible at run time.
 
 namespace zero::inline v0 {
 
 namespace detail {
 
-/// One address per device type, so that erased tensors can be checked against a communicator's device.
+/// One address per device type, so that erased tensors can be checked against a communicator's
+/// device.
 template <class Device>
 inline constexpr char device_tag = 0;
 
 struct tensor_functions {
   any_span (*elements)(void*);
-  void (*rebind)(void*, any_span);          // null: not rebindable
-  void (*allocate)(void*, std::size_t);     // null: can't own storage again
+  void (*rebind)(void*, any_span);       // null: not rebindable
+  void (*allocate)(void*, std::size_t);  // null: can't own storage again
   zero::dtype dtype;
   char const* device;
 };
@@ -32,15 +33,20 @@ constexpr tensor_functions make_tensor_functions() {
   using traits = tensor_traits<T>;
   using value_type = typename traits::value_type;
   tensor_functions functions{};
-  functions.elements = [](void* tensor) { return any_span{traits::elements(*static_cast<T*>(tensor))}; };
+  functions.elements = [](void* tensor) {
+    return any_span{traits::elements(*static_cast<T*>(tensor))};
+  };
   if constexpr (rebindable_tensor<T>) {
     functions.rebind = [](void* tensor, any_span storage) {
-      traits::rebind(*static_cast<T*>(tensor),
-                     std::span<value_type>{static_cast<value_type*>(storage.data()), storage.size()});
+      traits::rebind(
+          *static_cast<T*>(tensor),
+          std::span<value_type>{static_cast<value_type*>(storage.data()), storage.size()});
     };
   }
   if constexpr (allocatable_tensor<T>) {
-    functions.allocate = [](void* tensor, std::size_t n) { traits::allocate(*static_cast<T*>(tensor), n); };
+    functions.allocate = [](void* tensor, std::size_t n) {
+      traits::allocate(*static_cast<T*>(tensor), n);
+    };
   }
   functions.dtype = dtype_of<value_type>;
   functions.device = &device_tag<typename traits::device>;
@@ -58,7 +64,8 @@ class any_tensor {
   any_tensor() = default;
 
   template <contiguous_tensor T>
-  explicit any_tensor(T& tensor) noexcept : tensor_{&tensor}, functions_{&detail::tensor_functions_of<T>} {}
+  explicit any_tensor(T& tensor) noexcept
+      : tensor_{&tensor}, functions_{&detail::tensor_functions_of<T>} {}
 
   [[nodiscard]] explicit operator bool() const noexcept { return tensor_ != nullptr; }
   /// The tensor itself.

@@ -17,27 +17,29 @@
 #include <vector>
 
 /// @file
-/// How an engine declares its parameters: `parameter(...)` in three forms, `tied(name)`, `.frozen()`, and
-/// `any_parameter`, which erases them. A unit is a list of these.
+/// How an engine declares its parameters: `parameter(...)` in three forms, `tied(name)`,
+/// `.frozen()`, and `any_parameter`, which erases them. A unit is a list of these.
 
 namespace zero::inline v0 {
 
 /// Extents of a parameter, outermost first; empty for a scalar.
 using shape = std::vector<std::size_t>;
 
-/// Fills `out` with the elements [first, first + out.size()) of a parameter, the same at every world size.
+/// Fills `out` with the elements [first, first + out.size()) of a parameter, the same at every
+/// world size.
 using any_initialiser = std::function<void(any_span out, std::size_t first)>;
 
-/// A declared parameter with its tensors' types erased; a unit that mixes tensor types is a list of these.
+/// A declared parameter with its tensors' types erased; a unit that mixes tensor types is a list of
+/// these.
 struct any_parameter {
   std::string name;
   zero::dtype dtype = zero::dtype::float32;
-  any_tensor value;             ///< empty: read and written through the lease's span
-  any_tensor gradient;          ///< empty: through the lease's span, or handed over by gradient_ready
-  zero::shape shape;            ///< meaningful where `initialiser` is set
+  any_tensor value;     ///< empty: read and written through the lease's span
+  any_tensor gradient;  ///< empty: through the lease's span, or handed over by gradient_ready
+  zero::shape shape;    ///< meaningful where `initialiser` is set
   any_initialiser initialiser;  ///< empty: the value's elements exist and are taken over
   bool is_frozen = false;
-  bool is_tied = false;         ///< a use of the parameter of that name, which another unit declares
+  bool is_tied = false;  ///< a use of the parameter of that name, which another unit declares
 
   [[nodiscard]] any_parameter frozen() const {
     any_parameter copy{*this};
@@ -49,8 +51,8 @@ struct any_parameter {
 /// Stands for a tensor that a parameter doesn't have.
 struct no_tensor {};
 
-/// An `any_parameter` that still knows its tensors' types, so that a stage they can't serve is refused by
-/// the compiler.
+/// An `any_parameter` that still knows its tensors' types, so that a stage they can't serve is
+/// refused by the compiler.
 template <class Value, class Gradient>
 struct typed_parameter : any_parameter {
   using value_tensor = Value;
@@ -75,8 +77,9 @@ namespace detail {
       for (std::size_t const each : extents) {
         shape += text(shape.empty() ? "" : ", ", each);
       }
-      throw usage_error{text("parameter '", name, "': expected a shape of fewer than 2^64 elements, actual [",
-                             shape, "]")};
+      throw usage_error{text("parameter '", name,
+                             "': expected a shape of fewer than 2^64 elements, actual [", shape,
+                             "]")};
     }
     count *= extent;
   }
@@ -94,9 +97,10 @@ template <element T, class Initialiser>
 
 template <class Tensor>
 [[nodiscard]] any_tensor erase_tensor(Tensor& tensor) {
-  static_assert(contiguous_tensor<Tensor>,
-                "zero doesn't know this tensor: specialize zero::tensor_traits for it (value_type, device, "
-                "elements, and rebind for stages 2 and 3)");
+  static_assert(
+      contiguous_tensor<Tensor>,
+      "zero doesn't know this tensor: specialize zero::tensor_traits for it (value_type, device, "
+      "elements, and rebind for stages 2 and 3)");
   return any_tensor{tensor};
 }
 
@@ -104,7 +108,8 @@ template <class Tensor>
 
 /// A parameter whose value exists and is taken over. Both tensors must outlive the model.
 template <class Value, class Gradient>
-[[nodiscard]] typed_parameter<Value, Gradient> parameter(std::string name, Value& value, Gradient& gradient) {
+[[nodiscard]] typed_parameter<Value, Gradient> parameter(std::string name, Value& value,
+                                                         Gradient& gradient) {
   typed_parameter<Value, Gradient> out;
   out.name = std::move(name);
   out.value = detail::erase_tensor(value);
@@ -124,11 +129,11 @@ template <class Value>
   return out;
 }
 
-/// A parameter whose tensors have no storage yet: `initialiser(std::span<T> out, std::size_t first)` makes
-/// its elements where they will live.
+/// A parameter whose tensors have no storage yet: `initialiser(std::span<T> out, std::size_t
+/// first)` makes its elements where they will live.
 template <class Value, class Gradient, class Initialiser>
-[[nodiscard]] typed_parameter<Value, Gradient> parameter(std::string name, Value& value, Gradient& gradient,
-                                                         zero::shape extents,
+[[nodiscard]] typed_parameter<Value, Gradient> parameter(std::string name, Value& value,
+                                                         Gradient& gradient, zero::shape extents,
                                                          Initialiser initialiser) {
   auto out = parameter(std::move(name), value, gradient);
   out.shape = std::move(extents);

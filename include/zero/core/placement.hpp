@@ -29,7 +29,8 @@ struct placements {
 };
 
 template <class Value>
-inline constexpr bool value_can_be_sharded = std::is_same_v<Value, no_tensor> || rebindable_tensor<Value>;
+inline constexpr bool value_can_be_sharded =
+    std::is_same_v<Value, no_tensor> || rebindable_tensor<Value>;
 
 template <class Gradient>
 inline constexpr bool gradient_can_be_sharded =

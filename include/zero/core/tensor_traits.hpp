@@ -9,8 +9,8 @@
 #include <type_traits>
 
 /// @file
-/// `tensor_traits`: the one place where an engine says where its tensor's elements are, and the concepts
-/// that follow from what it says.
+/// `tensor_traits`: the one place where an engine says where its tensor's elements are, and the
+/// concepts that follow from what it says.
 
 namespace zero::inline v0 {
 
@@ -19,12 +19,14 @@ class host;
 /// The customization point for tensors; specialize it with
 ///   `using value_type`                                    an `element`
 ///   `using device`                                        where the elements are (`zero::host`)
-///   `static std::span<value_type> elements(T&)`           all elements, contiguous (contiguous_tensor)
-///   `static void rebind(T&, std::span<value_type>)`       zero copies: the tensor's elements are now that
-///                                                         storage (may be empty), and storage that it owned
-///                                                         is given up (rebindable_tensor)
+///   `static std::span<value_type> elements(T&)`           all elements, contiguous
+///   (contiguous_tensor) `static void rebind(T&, std::span<value_type>)`       zero copies: the
+///   tensor's elements are now that
+///                                                         storage (may be empty), and storage that
+///                                                         it owned is given up (rebindable_tensor)
 ///   `static void allocate(T&, std::size_t n)`             the tensor owns n elements again; only
-///                                                         `release()` asks for it (allocatable_tensor)
+///                                                         `release()` asks for it
+///                                                         (allocatable_tensor)
 /// Host containers and spans whose elements are contiguous need no specialization.
 template <class T>
 struct tensor_traits {};
@@ -47,13 +49,16 @@ concept contiguous_tensor = requires(T& tensor) {
   typename tensor_traits<T>::value_type;
   typename tensor_traits<T>::device;
   requires element<typename tensor_traits<T>::value_type>;
-  { tensor_traits<T>::elements(tensor) } -> std::same_as<std::span<typename tensor_traits<T>::value_type>>;
+  {
+    tensor_traits<T>::elements(tensor)
+  } -> std::same_as<std::span<typename tensor_traits<T>::value_type>>;
 };
 
 /// A tensor that can be pointed at other storage without a copy.
 template <class T>
 concept rebindable_tensor =
-    contiguous_tensor<T> && requires(T& tensor, std::span<typename tensor_traits<T>::value_type> storage) {
+    contiguous_tensor<T> &&
+    requires(T& tensor, std::span<typename tensor_traits<T>::value_type> storage) {
       tensor_traits<T>::rebind(tensor, storage);
     };
 

@@ -29,8 +29,8 @@ concept stream_work = std::is_trivially_copyable_v<F> && std::is_invocable_v<F&>
 /// One thread that runs work in the order in which it came.
 ///
 /// Ordering: any thread may enqueue and wait, except that work must not enqueue on its own queue.
-///           After work threw, later work is discarded: its `discarded(exception)` runs in its place,
-///           where it has one.
+///           After work threw, later work is discarded: its `discarded(exception)` runs in its
+///           place, where it has one.
 class host_queue {
  public:
   static constexpr std::size_t capacity = 128;

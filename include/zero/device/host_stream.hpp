@@ -61,7 +61,8 @@ class host_stream {
   ///
   /// An exception from work leaves an inline stream's `enqueue` at once and changes nothing. A
   /// threaded stream keeps the first one, discards all later work, and throws it from every wait
-  /// for that work. Work with a member `discarded(std::exception_ptr const&) noexcept` learns of it.
+  /// for that work. Work with a member `discarded(std::exception_ptr const&) noexcept` learns of
+  /// it.
   template <detail::stream_work F>
   void enqueue(F work) {
     if (queue_ != nullptr) {

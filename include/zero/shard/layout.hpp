@@ -14,20 +14,20 @@
 #include <vector>
 
 /// @file
-/// `layout`: where every parameter lies. Consecutive small units are joined into buckets; a bucket's
-/// parameters of one dtype and one trainability are packed into a segment, and each segment is cut into P
-/// equal slices. Parameters, gradients and optimizer state share the cut. Arithmetic only: nothing is
-/// allocated for elements, and every rank computes the same layout.
+/// `layout`: where every parameter lies. Consecutive small units are joined into buckets; a
+/// bucket's parameters of one dtype and one trainability are packed into a segment, and each
+/// segment is cut into P equal slices. Parameters, gradients and optimizer state share the cut.
+/// Arithmetic only: nothing is allocated for elements, and every rank computes the same layout.
 
 namespace zero::inline v0 {
 
 /// What the layout needs to know of a parameter.
 struct parameter_spec {
   std::string name;
-  std::uint64_t size = 0;                     ///< elements
-  zero::dtype value = dtype::float32;         ///< p
-  zero::dtype gradient = dtype::float32;      ///< b: as the engine writes it, and on the wire
-  zero::dtype reduced = dtype::float32;       ///< g: the reduced gradient
+  std::uint64_t size = 0;                 ///< elements
+  zero::dtype value = dtype::float32;     ///< p
+  zero::dtype gradient = dtype::float32;  ///< b: as the engine writes it, and on the wire
+  zero::dtype reduced = dtype::float32;   ///< g: the reduced gradient
   bool trainable = true;
 };
 
@@ -38,8 +38,10 @@ struct unit_spec {
 };
 
 struct layout_options {
-  std::uint64_t bucket_bytes = 0;      ///< join consecutive units while their unpadded parameter bytes fit
-  std::uint64_t alignment = 0;         ///< elements; 0: alignment_bytes of the narrowest type in the bucket
+  std::uint64_t bucket_bytes =
+      0;  ///< join consecutive units while their unpadded parameter bytes fit
+  std::uint64_t alignment =
+      0;  ///< elements; 0: alignment_bytes of the narrowest type in the bucket
   std::uint64_t alignment_bytes = 64;
 };
 
@@ -61,17 +63,18 @@ class layout {
     zero::dtype gradient;
     zero::dtype reduced;
     bool trainable;
-    partition cut;                        ///< of the packed length, gaps between parameters included
-    std::uint64_t real;                   ///< elements that belong to parameters
+    partition cut;       ///< of the packed length, gaps between parameters included
+    std::uint64_t real;  ///< elements that belong to parameters
     std::vector<std::size_t> parameters;  ///< in declaration order
   };
 
   struct bucket {
-    std::vector<std::size_t> units;     ///< that declare its parameters, consecutive
-    std::vector<std::size_t> users;     ///< units whose lease includes it: its own, and uses of tied ones
+    std::vector<std::size_t> units;  ///< that declare its parameters, consecutive
+    std::vector<std::size_t>
+        users;  ///< units whose lease includes it: its own, and uses of tied ones
     std::vector<std::size_t> segments;
     bool tied = false;
-    bool trainable = false;             ///< has a trainable segment
+    bool trainable = false;  ///< has a trainable segment
   };
 
   struct unit {
@@ -80,8 +83,8 @@ class layout {
     std::vector<std::size_t> buckets;     ///< that its lease includes: its own first
   };
 
-  /// @throws zero::usage_error  no ranks; two parameters of one name; a tied name that nothing declares, or
-  ///                            that the unit itself declares; 2^56 elements or more,
+  /// @throws zero::usage_error  no ranks; two parameters of one name; a tied name that nothing
+  ///                            declares, or that the unit itself declares; 2^56 elements or more,
   ///                            padded ones included.
   layout(std::vector<unit_spec> const& specs, std::uint64_t ranks, layout_options const& options)
       : ranks_{ranks} {
@@ -110,10 +113,12 @@ class layout {
     return none;
   }
 
-  /// Call `visit(id, first, offset, count)` for each parameter that overlaps [begin, end) of a segment, in
-  /// order: elements [first, first + count) of parameter id lie at `offset` of the segment.
+  /// Call `visit(id, first, offset, count)` for each parameter that overlaps [begin, end) of a
+  /// segment, in order: elements [first, first + count) of parameter id lie at `offset` of the
+  /// segment.
   template <class Visit>
-  void for_each_piece(segment const& within, std::uint64_t begin, std::uint64_t end, Visit visit) const {
+  void for_each_piece(segment const& within, std::uint64_t begin, std::uint64_t end,
+                      Visit visit) const {
     for (std::size_t const id : within.parameters) {
       parameter const& p = parameters_[id];
       std::uint64_t const first = std::max(begin, p.offset);
@@ -140,8 +145,8 @@ class layout {
     for (std::size_t u = 0; u < specs.size(); ++u) {
       for (parameter_spec const& spec : specs[u].parameters) {
         if (spec.size >= limit - total) {
-          throw usage_error{detail::text("layout: expected fewer than 2^56 elements, actual ", spec.size,
-                                         " in '", spec.name, "' after ", total)};
+          throw usage_error{detail::text("layout: expected fewer than 2^56 elements, actual ",
+                                         spec.size, " in '", spec.name, "' after ", total)};
         }
         total += spec.size;
         if (find(spec.name) != none) {
@@ -163,7 +168,8 @@ class layout {
                                          "', which no unit declares")};
         }
         if (parameters_[id].unit == u) {
-          throw usage_error{detail::text("layout: unit ", u, " both declares '", name, "' and ties it")};
+          throw usage_error{
+              detail::text("layout: unit ", u, " both declares '", name, "' and ties it")};
         }
         if (std::find(units_[u].tied.begin(), units_[u].tied.end(), id) == units_[u].tied.end()) {
           units_[u].tied.push_back(id);
@@ -260,8 +266,9 @@ class layout {
       segment& s = segments_[buckets_[b].segments[local]];
       s.cut = partition{length[local], ranks_, alignment};
       if (s.cut.padded() >= limit) {
-        throw usage_error{detail::text("layout: expected fewer than 2^56 elements in a segment, actual ",
-                                       s.cut.padded(), " with an alignment of ", alignment)};
+        throw usage_error{
+            detail::text("layout: expected fewer than 2^56 elements in a segment, actual ",
+                         s.cut.padded(), " with an alignment of ", alignment)};
       }
       buckets_[b].trainable = buckets_[b].trainable || s.trainable;
     }
@@ -273,7 +280,8 @@ class layout {
     for (std::size_t local = 0; local < mine.size(); ++local) {
       segment const& s = segments_[mine[local]];
       bool const same_gradient = s.gradient == spec.gradient && s.reduced == spec.reduced;
-      if (s.value == spec.value && s.trainable == spec.trainable && (same_gradient || !spec.trainable)) {
+      if (s.value == spec.value && s.trainable == spec.trainable &&
+          (same_gradient || !spec.trainable)) {
         return local;
       }
     }
@@ -282,7 +290,8 @@ class layout {
     return mine.size() - 1;
   }
 
-  static constexpr std::uint64_t limit = std::uint64_t{1} << 56U;  // so that no count of bytes overflows
+  static constexpr std::uint64_t limit = std::uint64_t{1}
+                                         << 56U;  // so that no count of bytes overflows
 
   std::uint64_t ranks_;
   std::vector<parameter> parameters_;

@@ -12,11 +12,13 @@
 #include <utility>
 
 /// @file
-/// `partitioned_buffer`: n elements of which this rank stores one slice, or, made whole, all slices.
+/// `partitioned_buffer`: n elements of which this rank stores one slice, or, made whole, all
+/// slices.
 
 namespace zero::inline v0 {
 
-/// Shapes: shard() [cut().slice()], of which the first cut().size(rank) are real; whole() [cut().padded()].
+/// Shapes: shard() [cut().slice()], of which the first cut().size(rank) are real; whole()
+///         [cut().padded()].
 /// Units:  elements. Memory is zeroed when it is taken, so padding is zero until someone writes it.
 template <element T, device Device = host>
 class partitioned_buffer {
@@ -24,8 +26,8 @@ class partitioned_buffer {
   /// @throws zero::usage_error  a rank outside the cut.
   partitioned_buffer(partition cut, std::uint64_t rank) : cut_{cut}, rank_{rank} {
     if (rank >= cut.parts()) {
-      throw usage_error{detail::text("partitioned_buffer: expected a rank below ", cut.parts(), ", actual ",
-                                     rank)};
+      throw usage_error{detail::text("partitioned_buffer: expected a rank below ", cut.parts(),
+                                     ", actual ", rank)};
     }
     shard_ = take(cut.slice());
   }
@@ -50,7 +52,9 @@ class partitioned_buffer {
   [[nodiscard]] std::span<T> shard() noexcept { return {shard_, cut_.slice()}; }
   [[nodiscard]] std::span<T const> shard() const noexcept { return {shard_, cut_.slice()}; }
   /// The whole buffer, empty until `gather`.
-  [[nodiscard]] std::span<T> whole() noexcept { return {whole_, whole_ == nullptr ? 0 : cut_.padded()}; }
+  [[nodiscard]] std::span<T> whole() noexcept {
+    return {whole_, whole_ == nullptr ? 0 : cut_.padded()};
+  }
 
   /// Make the buffer whole on this rank.
   ///

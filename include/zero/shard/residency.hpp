@@ -15,10 +15,10 @@
 
 /// @file
 /// `residency`: which buckets of sharded parameters are whole on this rank, and where. A bucket is
-/// gathered at its first use in a pass, or ahead of it as the last pass's order predicts, into one of a
-/// fixed number of slots; it is released when each of its users has used it and none is open, or when the
-/// pass ends. Every decision follows from the order of calls alone, so ranks that make the same calls
-/// gather in the same order.
+/// gathered at its first use in a pass, or ahead of it as the last pass's order predicts, into one
+/// of a fixed number of slots; it is released when each of its users has used it and none is open,
+/// or when the pass ends. Every decision follows from the order of calls alone, so ranks that make
+/// the same calls gather in the same order.
 
 namespace zero::inline v0 {
 
@@ -33,9 +33,10 @@ struct residency_options {
 
 /// Where the elements are: the residency owns no memory.
 struct residency_memory {
-  std::vector<std::byte*> shards;              ///< per segment: this rank's slice
-  std::vector<std::byte*> slots;               ///< per slot
-  std::vector<std::uint64_t> segment_offsets;  ///< per segment: bytes from the start of its bucket's slot
+  std::vector<std::byte*> shards;  ///< per segment: this rank's slice
+  std::vector<std::byte*> slots;   ///< per slot
+  std::vector<std::uint64_t>
+      segment_offsets;  ///< per segment: bytes from the start of its bucket's slot
 };
 
 /// What the residency did so far; `occupied` and its high-water mark count slots.
@@ -124,7 +125,8 @@ class residency {
     }
     if (s.slot == layout::none) {
       gather(b, take_slot(b), s.gathered ? traffic::mispredicted : label());
-    } else if (s.recomputing) {  // the recomputation that is open around this use gathered for it, too
+    } else if (
+        s.recomputing) {  // the recomputation that is open around this use gathered for it, too
       comm_->move(s.gathered_as, label(), gather_bytes(b));
       s.gathered_as = label();
       s.recomputing = false;
@@ -173,8 +175,11 @@ class residency {
     return memory_.slots[slot] + memory_.segment_offsets[segment];
   }
 
-  [[nodiscard]] bool resident(std::size_t b) const noexcept { return buckets_[b].slot != layout::none; }
-  /// A hash of the buckets gathered so far, in order: the same on all ranks, or they mix buckets up.
+  [[nodiscard]] bool resident(std::size_t b) const noexcept {
+    return buckets_[b].slot != layout::none;
+  }
+  /// A hash of the buckets gathered so far, in order: the same on all ranks, or they mix buckets
+  /// up.
   [[nodiscard]] std::uint64_t order() const noexcept { return hash_; }
   [[nodiscard]] residency_counts const& counts() const noexcept { return counts_; }
 
@@ -186,7 +191,7 @@ class residency {
     bool gathered = false;     // gathered in this pass
     bool recomputing = false;  // gathered for a recomputation only
     traffic gathered_as = traffic::parameters;
-    std::vector<bool> used;    // which of its users have used it in this pass
+    std::vector<bool> used;  // which of its users have used it in this pass
     event ready;
   };
 
@@ -268,8 +273,8 @@ class residency {
     return slot;
   }
 
-  /// Free the slot of the gather that is needed last, or else of a bucket that only some of its users have
-  /// used so far, which is gathered again for the others.
+  /// Free the slot of the gather that is needed last, or else of a bucket that only some of its
+  /// users have used so far, which is gathered again for the others.
   std::size_t evict() noexcept {
     std::size_t victim = layout::none;
     for (std::size_t i = predicted_.size(); victim == layout::none && i-- > 0;) {
@@ -297,7 +302,9 @@ class residency {
     comm_->label(as);
     all_gather_bucket(
         *comm_, *layout_, b, [this](std::size_t index) { return memory_.shards[index]; },
-        [this, slot](std::size_t index) { return memory_.slots[slot] + memory_.segment_offsets[index]; },
+        [this, slot](std::size_t index) {
+          return memory_.slots[slot] + memory_.segment_offsets[index];
+        },
         segments::all, *stream_);
     state& s = buckets_[b];  // changed by a gather that was enqueued only
     s.ready = stream_->record();

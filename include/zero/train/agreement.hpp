@@ -17,8 +17,8 @@
 #include <vector>
 
 /// @file
-/// Agreement before anything is built: an error of one rank is thrown by all, and a text that differs
-/// between ranks is an error that shows the first difference.
+/// Agreement before anything is built: an error of one rank is thrown by all, and a text that
+/// differs between ranks is an error that shows the first difference.
 
 namespace zero::inline v0::detail {
 
@@ -67,7 +67,8 @@ template <elementwise_optimizer Optimizer>
 /// Check that every rank has the same text, made of lines.
 ///
 /// Collective: every rank calls it.
-/// @throws zero::usage_error  the first line in which a rank differs from rank 0, on every rank alike.
+/// @throws zero::usage_error  the first line in which a rank differs from rank 0, on every rank
+///                            alike.
 template <communicator Communicator>
 void agree(Communicator& comm, std::string_view what, std::string const& mine) {
   std::vector<std::uint64_t> lengths(static_cast<std::size_t>(comm.size()));

@@ -17,7 +17,8 @@
 #include <vector>
 
 /// @file
-/// `binding`: the arena of a model, the address of everything in it, and the engine's tensors bound to it.
+/// `binding`: the arena of a model, the address of everything in it, and the engine's tensors bound
+/// to it.
 
 namespace zero::inline v0::detail {
 
@@ -31,7 +32,8 @@ class binding {
   }
   binding(binding const&) = delete;
   binding& operator=(binding const&) = delete;
-  /// Leaves the engine's tensors empty, never dangling; those that weren't taken over keep their values.
+  /// Leaves the engine's tensors empty, never dangling; those that weren't taken over keep their
+  /// values.
   ~binding() {
     if (!dropped_) {
       unbind(&any_parameter::value);
@@ -50,7 +52,9 @@ class binding {
   [[nodiscard]] memory_map const& map() const noexcept { return spec_->map(); }
   [[nodiscard]] stage const& at() const noexcept { return stage_; }
   [[nodiscard]] std::uint64_t rank() const noexcept { return rank_; }
-  [[nodiscard]] any_parameter const& declared(std::size_t id) const noexcept { return spec_->declared()[id]; }
+  [[nodiscard]] any_parameter const& declared(std::size_t id) const noexcept {
+    return spec_->declared()[id];
+  }
 
   /// What was really taken, and what tensors that can't be rebound hold.
   [[nodiscard]] memory_bytes ledger() const {
@@ -75,7 +79,8 @@ class binding {
     if (where.values == memory_map::none) {
       return nullptr;
     }
-    return base_ + where.values + (stage_.shards_parameters() ? 0 : slice_bytes(s, segment(s).value));
+    return base_ + where.values +
+           (stage_.shards_parameters() ? 0 : slice_bytes(s, segment(s).value));
   }
 
   /// Stages 0 to 2: the whole segment's values.
@@ -89,7 +94,9 @@ class binding {
   }
 
   /// The reduced gradient, whole or this rank's slice.
-  [[nodiscard]] std::byte* reduced(std::size_t s) const noexcept { return base_ + map().segments[s].reduced; }
+  [[nodiscard]] std::byte* reduced(std::size_t s) const noexcept {
+    return base_ + map().segments[s].reduced;
+  }
 
   /// Stages 0 to 2: a parameter's whole value.
   [[nodiscard]] any_span value(std::size_t id) const {
@@ -109,8 +116,8 @@ class binding {
     return home(declared(id).gradient, map().gradient_homes[id], p.spec.size, p.spec.gradient);
   }
 
-  /// The elements [first, first + count) of a parameter's value, which lie at `offset` of its segment and
-  /// in the range that this rank updates.
+  /// The elements [first, first + count) of a parameter's value, which lie at `offset` of its
+  /// segment and in the range that this rank updates.
   [[nodiscard]] any_span value_piece(std::size_t id, std::uint64_t first, std::uint64_t offset,
                                      std::uint64_t count) const {
     layout::parameter const& p = of().parameters()[id];
@@ -118,7 +125,8 @@ class binding {
       return value(id).subspan(first, count);
     }
     std::uint64_t const local = offset - segment(p.segment).cut.offset(rank_);
-    return any_span{value_shard(p.segment), segment(p.segment).cut.slice(), p.spec.value}.subspan(local, count);
+    return any_span{value_shard(p.segment), segment(p.segment).cut.slice(), p.spec.value}.subspan(
+        local, count);
   }
 
   /// The same elements of its reduced gradient.
@@ -134,7 +142,8 @@ class binding {
   }
 
   /// The same elements of optimizer state `state` (master weights first where there are any).
-  [[nodiscard]] std::byte* state_piece(std::size_t s, std::size_t state, std::uint64_t offset) const noexcept {
+  [[nodiscard]] std::byte* state_piece(std::size_t s, std::size_t state,
+                                       std::uint64_t offset) const noexcept {
     std::uint64_t const local = offset - update_begin(s);
     return base_ + map().segments[s].states[state] +
            local * size_bytes(accumulate_dtype(segment(s).value));
@@ -156,11 +165,13 @@ class binding {
     }
   }
 
-  /// Fill the arena from initialisers, and then from existing values, unit by unit, and bind the tensors
-  /// to it. What can fail comes first: until all ranks are past it, tensors keep their storage.
+  /// Fill the arena from initialisers, and then from existing values, unit by unit, and bind the
+  /// tensors to it. What can fail comes first: until all ranks are past it, tensors keep their
+  /// storage.
   ///
   /// Collective: every rank calls it.
-  /// @throws zero::usage_error  ranks start from different values, and must not; an initialiser threw.
+  /// @throws zero::usage_error  ranks start from different values, and must not; an initialiser
+  ///                            threw.
   template <communicator Communicator>
   void take_over(metered<Communicator>& comm, start how, bool binds_gradients) {
     typename Device::stream stream{};
@@ -183,7 +194,8 @@ class binding {
       bool const whole = !stage_.shards_parameters();
       rebind(each.value, whole ? value(id) : any_span{nullptr, 0, each.dtype});
       bool const trainable = of().parameters()[id].spec.trainable;
-      rebind(each.gradient, trainable && binds_gradients ? gradient(id) : any_span{nullptr, 0, each.dtype});
+      rebind(each.gradient,
+             trainable && binds_gradients ? gradient(id) : any_span{nullptr, 0, each.dtype});
     }
     stream.synchronize();
   }
@@ -206,13 +218,16 @@ class binding {
     return first;
   }
 
-  [[nodiscard]] layout::segment const& segment(std::size_t s) const noexcept { return of().segments()[s]; }
+  [[nodiscard]] layout::segment const& segment(std::size_t s) const noexcept {
+    return of().segments()[s];
+  }
 
   [[nodiscard]] std::uint64_t slice_bytes(std::size_t s, dtype type) const noexcept {
     return segment(s).cut.offset(rank_) * size_bytes(type);
   }
 
-  [[nodiscard]] any_span whole(std::byte* base, layout::parameter const& p, dtype type) const noexcept {
+  [[nodiscard]] any_span whole(std::byte* base, layout::parameter const& p,
+                               dtype type) const noexcept {
     return any_span{base, segment(p.segment).cut.padded(), type}.subspan(p.offset, p.spec.size);
   }
 
@@ -241,8 +256,8 @@ class binding {
         try {
           fill(id, stream);
         } catch (std::exception const& failure) {
-          return text("sharded_model: the initialiser of parameter '", declared(id).name, "' threw: ",
-                      std::string_view{failure.what()});
+          return text("sharded_model: the initialiser of parameter '", declared(id).name,
+                      "' threw: ", std::string_view{failure.what()});
         }
       }
     }
@@ -257,26 +272,28 @@ class binding {
     bool const sharded = stage_.shards_parameters();
     std::uint64_t const begin = sharded ? within.cut.offset(rank_) : 0;
     std::uint64_t const end = sharded ? begin + within.cut.slice() : within.cut.padded();
-    of().for_each_piece(within, begin, end, [&](std::size_t other, std::uint64_t first, std::uint64_t offset,
-                                                std::uint64_t count) {
-      if (other != id) {
-        return;
-      }
-      any_span const place = value_piece(id, first, offset, count);
-      if (each.initialiser) {
-        each.initialiser(place, first);
-      } else if (any_span const from = each.value.elements(); from.data() != place.data()) {
-        Device::copy(stream, from.subspan(first, count), place);
-      }
-    });
+    of().for_each_piece(
+        within, begin, end,
+        [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
+          if (other != id) {
+            return;
+          }
+          any_span const place = value_piece(id, first, offset, count);
+          if (each.initialiser) {
+            each.initialiser(place, first);
+          } else if (any_span const from = each.value.elements(); from.data() != place.data()) {
+            Device::copy(stream, from.subspan(first, count), place);
+          }
+        });
     if (p.spec.trainable && has_master(p.spec.value)) {
-      of().for_each_piece(within, update_begin(p.segment), update_end(p.segment),
-                          [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
-                            if (other == id) {
-                              Device::convert(stream, value_piece(id, first, offset, count),
-                                              {state_piece(p.segment, 0, offset), count, dtype::float32});
-                            }
-                          });
+      of().for_each_piece(
+          within, update_begin(p.segment), update_end(p.segment),
+          [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
+            if (other == id) {
+              Device::convert(stream, value_piece(id, first, offset, count),
+                              {state_piece(p.segment, 0, offset), count, dtype::float32});
+            }
+          });
     }
   }
 
@@ -305,8 +322,8 @@ class binding {
       std::size_t const id = i % mine.size();
       if (all[i] != all[id]) {
         throw usage_error{text("sharded_model: expected parameter '", declared(id).name,
-                               "' to start from the values of rank 0, actual others (rank ", i / mine.size(),
-                               ")")};
+                               "' to start from the values of rank 0, actual others (rank ",
+                               i / mine.size(), ")")};
       }
     }
   }

@@ -13,8 +13,8 @@
 #include <vector>
 
 /// @file
-/// `check_distinct`: no two parameters share a tensor or its elements. Bound to places of their own, they
-/// would come apart without a word.
+/// `check_distinct`: no two parameters share a tensor or its elements. Bound to places of their
+/// own, they would come apart without a word.
 
 namespace zero::inline v0::detail {
 
@@ -45,9 +45,10 @@ inline void check_apart(std::vector<tensor_range> ranges) {
   }
 }
 
-/// Check the values, and the gradients of what is trained. Elements of a gradient tensor that can be
-/// rebound don't count: they are given up.
-/// @throws zero::usage_error  two parameters share a tensor, or elements; or a value and a gradient.
+/// Check the values, and the gradients of what is trained. Elements of a gradient tensor that can
+/// be rebound don't count: they are given up.
+/// @throws zero::usage_error  two parameters share a tensor, or elements; or a value and a
+///                            gradient.
 inline void check_distinct(std::vector<any_parameter> const& declared) {
   std::vector<tensor_range> tensors;
   std::vector<tensor_range> elements;

@@ -17,10 +17,10 @@
 #include <vector>
 
 /// @file
-/// `gradient_reducer`: where the engine writes gradients, which of them are ready, and their reduction, a
-/// bucket at a time, on a communication stream. Where parameters are sharded and communication overlaps,
-/// reductions have a communicator and a stream of their own: ranks may finish gradients in different orders,
-/// and so reduce at different moments between the gathers.
+/// `gradient_reducer`: where the engine writes gradients, which of them are ready, and their
+/// reduction, a bucket at a time, on a communication stream. Where parameters are sharded and
+/// communication overlaps, reductions have a communicator and a stream of their own: ranks may
+/// finish gradients in different orders, and so reduce at different moments between the gathers.
 
 namespace zero::inline v0::detail {
 
@@ -31,7 +31,8 @@ class gradient_reducer {
   using event = typename device::event;
 
  public:
-  /// Where the reductions have a stream of their own, `comm` is not the communicator of the gathers.
+  /// Where the reductions have a stream of their own, `comm` is not the communicator of the
+  /// gathers.
   gradient_reducer(binding<device>& bound, metered<Communicator>& comm, stream& communication,
                    accumulation policy, options const& chosen)
       : bound_{&bound}, comm_{&comm}, policy_{policy}, engine_adds_{chosen.engine_adds},
@@ -78,7 +79,8 @@ class gradient_reducer {
     }
   }
 
-  /// Make the place where bucket `b`'s gradients are written usable; waits for a slot's last reduction.
+  /// Make the place where bucket `b`'s gradients are written usable; waits for a slot's last
+  /// reduction.
   /// @throws zero::usage_error  its gradients were already reduced, or every slot is taken.
   void open(std::size_t b) {
     bucket_state& state = buckets_[b];
@@ -106,7 +108,8 @@ class gradient_reducer {
     if (!policy_.per_microbatch) {
       return bound_->gradient(id);
     }
-    return any_span{slot_address(p.segment), bound_->of().segments()[p.segment].cut.padded(), p.spec.gradient}
+    return any_span{slot_address(p.segment), bound_->of().segments()[p.segment].cut.padded(),
+                    p.spec.gradient}
         .subspan(p.offset, p.spec.size);
   }
 
@@ -116,14 +119,14 @@ class gradient_reducer {
   [[nodiscard]] bool touched(std::size_t id) const noexcept { return parameters_[id].touched; }
   [[nodiscard]] bool had_gradient(std::size_t id) const noexcept { return parameters_[id].had; }
 
-  /// Where the engine writes, or adds to, a parameter's gradient under a lease: in its place, or into a
-  /// tensor that can't be rebound.
+  /// Where the engine writes, or adds to, a parameter's gradient under a lease: in its place, or
+  /// into a tensor that can't be rebound.
   [[nodiscard]] any_span leased_place(std::size_t id) const {
     return stays(id) ? bound_->declared(id).gradient.elements() : place(id);
   }
 
-  /// The engine wrote the gradient of `id` there; a tensor that can't be rebound holds what the leases of
-  /// this micro-batch added up.
+  /// The engine wrote the gradient of `id` there; a tensor that can't be rebound holds what the
+  /// leases of this micro-batch added up.
   void written(std::size_t id) {
     if (policy_.per_microbatch && stays(id)) {
       device::copy(engine_side_, bound_->declared(id).gradient.elements(), place(id));
@@ -145,8 +148,9 @@ class gradient_reducer {
   /// @throws zero::usage_error  it wasn't, in this micro-batch: what lies there may be anything.
   void check_given(std::size_t id) const {
     if (!parameters_[id].given) {
-      throw usage_error{text("gradient_ready: expected gradient(id) before for parameter '", parameter_name(id),
-                             "', actual none in this micro-batch (rank ", comm_->rank(), ")")};
+      throw usage_error{text("gradient_ready: expected gradient(id) before for parameter '",
+                             parameter_name(id), "', actual none in this micro-batch (rank ",
+                             comm_->rank(), ")")};
     }
   }
 
@@ -155,14 +159,16 @@ class gradient_reducer {
   void add(std::size_t id, const_any_span gradient) {
     any_span const to = place(id);
     if (gradient.size() != to.size() || gradient.dtype() != to.dtype()) {
-      throw usage_error{text("gradient_ready: expected ", to.size(), " elements of ", name(to.dtype()),
-                             " for parameter '", parameter_name(id), "', actual ", gradient.size(), " of ",
-                             name(gradient.dtype()), " (rank ", comm_->rank(), ")")};
+      throw usage_error{text("gradient_ready: expected ", to.size(), " elements of ",
+                             name(to.dtype()), " for parameter '", parameter_name(id), "', actual ",
+                             gradient.size(), " of ", name(gradient.dtype()), " (rank ",
+                             comm_->rank(), ")")};
     }
     if (overlap(gradient.data(), gradient.bytes(), to.data(), to.bytes())) {
-      throw usage_error{text("gradient_ready: expected elements apart from the place of parameter '",
-                             parameter_name(id), "', actual the same (rank ", comm_->rank(),
-                             "); ask gradient(id) whether to add, and call gradient_ready(id)")};
+      throw usage_error{
+          text("gradient_ready: expected elements apart from the place of parameter '",
+               parameter_name(id), "', actual the same (rank ", comm_->rank(),
+               "); ask gradient(id) whether to add, and call gradient_ready(id)")};
     }
     if (parameters_[id].present) {
       device::add(engine_side_, gradient, to);
@@ -183,7 +189,8 @@ class gradient_reducer {
   /// @throws zero::usage_error  it was ready already in this micro-batch.
   void ready(std::size_t id) {
     if (parameters_[id].ready) {
-      throw usage_error{text("gradient_ready: expected parameter '", parameter_name(id), "' once a micro-batch, actual twice (rank ", comm_->rank(), ")")};
+      throw usage_error{text("gradient_ready: expected parameter '", parameter_name(id),
+                             "' once a micro-batch, actual twice (rank ", comm_->rank(), ")")};
     }
     parameters_[id].ready = true;
     std::size_t const b = bound_->of().parameters()[id].bucket;
@@ -212,40 +219,44 @@ class gradient_reducer {
     pending_.clear();
   }
 
-  /// A unit whose gradients come one by one is leased, before its parameters are gathered. Without a stream of
-  /// their own, reductions have fixed places between the gathers: here, where slots must be free for the unit.
+  /// A unit whose gradients come one by one is leased, before its parameters are gathered. Without
+  /// a stream of their own, reductions have fixed places between the gathers: here, where slots
+  /// must be free for the unit.
   /// @throws zero::usage_error  the bucket whose turn it is has parameters that aren't ready.
   void admit(std::size_t b) {
     if (!in_turns_ || !policy_.per_microbatch || !bound_->of().buckets()[b].trainable) {
       return;
     }
     buckets_[b].admitted = true;
-    auto open = std::count_if(buckets_.begin(), buckets_.end(),
-                              [](bucket_state const& each) { return each.admitted && !each.enqueued; });
+    auto open = std::count_if(buckets_.begin(), buckets_.end(), [](bucket_state const& each) {
+      return each.admitted && !each.enqueued;
+    });
     for (; open > static_cast<std::ptrdiff_t>(slots_.size()) && in_order_ > 0; --open) {
       std::size_t const next = trainable_[in_order_ - 1];
       if (!buckets_[next].admitted) {
         return;
       }
       if (!buckets_[next].complete) {
-        throw usage_error{text("backward: expected the gradients of bucket ", next, " before the lease of bucket ",
-                               b, ", actual not all of them (rank ", comm_->rank(),
-                               "); raise open_buckets, or overlap")};
+        throw usage_error{text("backward: expected the gradients of bucket ", next,
+                               " before the lease of bucket ", b, ", actual not all of them (rank ",
+                               comm_->rank(), "); raise open_buckets, or overlap")};
       }
       enqueue(next);
       --in_order_;
     }
   }
 
-  /// Enqueue the reductions of buckets whose parameters are all ready: the last bucket first on every
-  /// rank, whatever order they got ready in.
+  /// Enqueue the reductions of buckets whose parameters are all ready: the last bucket first on
+  /// every rank, whatever order they got ready in.
   void reduce_in_order() {
-    while (!in_turns_ && reduces_now() && in_order_ > 0 && buckets_[trainable_[in_order_ - 1]].complete) {
+    while (!in_turns_ && reduces_now() && in_order_ > 0 &&
+           buckets_[trainable_[in_order_ - 1]].complete) {
       enqueue(trainable_[--in_order_]);
     }
   }
 
-  /// End a micro-batch that had a backward: what is not reduced yet is, absent gradients being zero.
+  /// End a micro-batch that had a backward: what is not reduced yet is, absent gradients being
+  /// zero.
   void finish_microbatch() {
     reduce_pending();
     if (policy_.per_microbatch) {
@@ -282,17 +293,17 @@ class gradient_reducer {
     bool touched = false;
     bool had = false;
     bool ready = false;
-    bool given = false;    // the engine knows its place
+    bool given = false;  // the engine knows its place
   };
 
   struct bucket_state {
     std::size_t ordinal = 0;  // among trainable buckets
     std::size_t slot = layout::none;
-    std::size_t ready = 0;    // parameters, in this micro-batch
+    std::size_t ready = 0;  // parameters, in this micro-batch
     std::size_t reductions = 0;
     bool complete = false;
     bool enqueued = false;
-    bool admitted = false;    // leased for gradients one by one, in this micro-batch
+    bool admitted = false;  // leased for gradients one by one, in this micro-batch
     bool cleared = false;
   };
 
@@ -317,7 +328,8 @@ class gradient_reducer {
 
   [[nodiscard]] std::byte* slot_address(std::size_t s) const noexcept {
     std::size_t const slot = buckets_[bound_->of().segments()[s].bucket].slot;
-    return bound_->at_offset(bound_->map().gradient_slots[slot] + bound_->map().segments[s].gradient_offset);
+    return bound_->at_offset(bound_->map().gradient_slots[slot] +
+                             bound_->map().segments[s].gradient_offset);
   }
 
   [[nodiscard]] std::string const& parameter_name(std::size_t id) const {
@@ -378,7 +390,8 @@ class gradient_reducer {
     }
     throw usage_error{text("gradients of bucket ", b, ": expected at most ", slots_.size(),
                            " buckets with unreduced gradients, actual all open: ", open, " (rank ",
-                           comm_->rank(), "); finish one of them, the last first, or raise open_buckets")};
+                           comm_->rank(),
+                           "); finish one of them, the last first, or raise open_buckets")};
   }
 
   /// What lies between and behind the parameters in a slot must reduce to zero.
@@ -418,20 +431,25 @@ class gradient_reducer {
     for_each_parameter(b, [&](std::size_t id) {
       clear_if_absent(id);
       if (policy_.per_microbatch) {
-        bound_->rebind(bound_->declared(id).gradient, {nullptr, 0, bound_->of().parameters()[id].spec.gradient});
+        bound_->rebind(bound_->declared(id).gradient,
+                       {nullptr, 0, bound_->of().parameters()[id].spec.gradient});
       }
     });
     engine_side_.synchronize();
     comm_->label(traffic::gradients);
     order_ = hash_order(order_, b);
-    combine const how = policy_.per_microbatch && state.reductions > 0 ? combine::add : combine::overwrite;
+    combine const how =
+        policy_.per_microbatch && state.reductions > 0 ? combine::add : combine::overwrite;
     stage_gradients(b);
     auto const full = [this](std::size_t s) { return full_gradients(s); };
     if (bound_->at().reduces_whole()) {
-      all_reduce_bucket(*comm_, bound_->of(), b, full, [this](std::size_t s) { return reduced(s); }, how, *stream_);
+      all_reduce_bucket(
+          *comm_, bound_->of(), b, full, [this](std::size_t s) { return reduced(s); }, how,
+          *stream_);
     } else {
-      reduce_scatter_bucket(*comm_, bound_->of(), b, full, [this](std::size_t s) { return reduced(s); }, how,
-                            *stream_);
+      reduce_scatter_bucket(
+          *comm_, bound_->of(), b, full, [this](std::size_t s) { return reduced(s); }, how,
+          *stream_);
     }
     unstage_gradients(b);
     ++state.reductions;
@@ -479,7 +497,8 @@ class gradient_reducer {
         device::fill_zero(*stream_, all);
         for (std::size_t const id : segment.parameters) {
           any_span const from = bound_->gradient(id);
-          device::copy(*stream_, from, all.subspan(bound_->of().parameters()[id].offset, from.size()));
+          device::copy(*stream_, from,
+                       all.subspan(bound_->of().parameters()[id].offset, from.size()));
         }
       }
     });
@@ -494,7 +513,8 @@ class gradient_reducer {
         bound_->of().for_each_piece(
             segment, begin, end,
             [&](std::size_t id, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
-              device::copy(*stream_, all.subspan(offset, count), bound_->gradient(id).subspan(first, count));
+              device::copy(*stream_, all.subspan(offset, count),
+                           bound_->gradient(id).subspan(first, count));
             });
       }
     });

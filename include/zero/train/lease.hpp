@@ -11,14 +11,21 @@
 #include <utility>
 
 /// @file
-/// Leases: move-only objects that keep a unit's parameters whole, and its gradient bucket open, while
-/// they live. A lease's end never blocks and never throws; one that an exception ends aborts the group.
+/// Leases: move-only objects that keep a unit's parameters whole, and its gradient bucket open,
+/// while they live. A lease's end never blocks and never throws; one that an exception ends aborts
+/// the group.
 
 namespace zero::inline v0 {
 
 namespace detail {
 
-enum class lease_kind : unsigned char { forward, evaluation, recomputation, backward, by_parameter };
+enum class lease_kind : unsigned char {
+  forward,
+  evaluation,
+  recomputation,
+  backward,
+  by_parameter
+};
 
 }  // namespace detail
 
@@ -31,9 +38,7 @@ class forward_lease {
     model_->begin_lease(unit, kind);
   }
   forward_lease(forward_lease&& other) noexcept
-      : model_{std::exchange(other.model_, nullptr)},
-        unit_{other.unit_},
-        kind_{other.kind_},
+      : model_{std::exchange(other.model_, nullptr)}, unit_{other.unit_}, kind_{other.kind_},
         exceptions_{other.exceptions_} {}
   forward_lease& operator=(forward_lease&& other) noexcept {
     if (this != &other) {
@@ -89,7 +94,9 @@ class backward_lease : public forward_lease<Model> {
   /// Whether to add to the unit's gradients (true) or to overwrite them.
   /// @throws zero::usage_error  its parameters don't agree: ask for each.
   [[nodiscard]] bool accumulate() const { return this->model().accumulates(this->unit()); }
-  [[nodiscard]] bool accumulate(std::size_t id) const { return this->model().accumulates(this->unit(), id); }
+  [[nodiscard]] bool accumulate(std::size_t id) const {
+    return this->model().accumulates(this->unit(), id);
+  }
 
   /// Where the engine writes, or adds to, the gradient of a parameter of this unit, or tied to it.
   /// @throws zero::usage_error  another unit's parameter, a frozen one, or another type.
@@ -102,8 +109,8 @@ class backward_lease : public forward_lease<Model> {
   void skip(std::size_t id) const { this->model().skip_leased(this->unit(), id); }
 };
 
-/// Chooses `micro.backward(u, by_parameter)`: gradients come one by one through `gradient_ready`, and the
-/// lease only keeps parameters whole.
+/// Chooses `micro.backward(u, by_parameter)`: gradients come one by one through `gradient_ready`,
+/// and the lease only keeps parameters whole.
 struct by_parameter_t {};
 inline constexpr by_parameter_t by_parameter{};
 
@@ -113,8 +120,8 @@ struct gradient_place {
   bool accumulate;
 };
 
-/// One forward and backward. Its end releases what is still whole; ended by an exception, it aborts the
-/// group, as a lease does. It moves nowhere.
+/// One forward and backward. Its end releases what is still whole; ended by an exception, it aborts
+/// the group, as a lease does. It moves nowhere.
 template <class Model>
 class microbatch {
  public:
@@ -141,11 +148,14 @@ class microbatch {
 
   /// Copy or add a finished gradient into its bucket; the engine may free it at once.
   ///
-  /// Ordering: in any order, which may differ between ranks; a bucket is reduced when all its parameters
-  ///           are ready or skipped, the last bucket first on every rank.
-  /// @throws zero::usage_error  twice in a micro-batch; another size or type; the elements are those of its
-  ///                            place; too many open buckets; mixed with backward leases that write gradients.
-  void gradient_ready(std::size_t id, const_any_span gradient) { model_->gradient_ready(id, gradient); }
+  /// Ordering: in any order, which may differ between ranks; a bucket is reduced when all its
+  ///           parameters are ready or skipped, the last bucket first on every rank.
+  /// @throws zero::usage_error  twice in a micro-batch; another size or type; the elements are
+  ///                            those of its place; too many open buckets; mixed with backward
+  ///                            leases that write gradients.
+  void gradient_ready(std::size_t id, const_any_span gradient) {
+    model_->gradient_ready(id, gradient);
+  }
   /// The same, once `producer` has computed it.
   template <class Stream>
   void gradient_ready(std::size_t id, const_any_span gradient, Stream& producer) {
@@ -166,8 +176,8 @@ class microbatch {
   int exceptions_;
 };
 
-/// Forward passes outside any window; parameters are always released, at its end or that of a lease that
-/// outlives it. Ended by an exception, it aborts the group.
+/// Forward passes outside any window; parameters are always released, at its end or that of a lease
+/// that outlives it. Ended by an exception, it aborts the group.
 template <class Model>
 class evaluation {
  public:

@@ -17,8 +17,8 @@
 #include <vector>
 
 /// @file
-/// `memory_map`: the offset of everything that a model keeps in its arena, and the bytes of each category.
-/// Arithmetic only; the arena is laid out by it, so what is planned is what is taken.
+/// `memory_map`: the offset of everything that a model keeps in its arena, and the bytes of each
+/// category. Arithmetic only; the arena is laid out by it, so what is planned is what is taken.
 
 namespace zero::inline v0 {
 
@@ -26,10 +26,11 @@ struct memory_map_options {
   zero::stage stage;
   accumulation policy;
   std::uint64_t rank = 0;
-  std::size_t states = 0;                ///< per-element optimizer states, master weights not counted
-  std::vector<std::uint64_t> value_stays;     ///< per parameter: bytes of a value tensor that can't be rebound
+  std::size_t states = 0;  ///< per-element optimizer states, master weights not counted
+  std::vector<std::uint64_t>
+      value_stays;  ///< per parameter: bytes of a value tensor that can't be rebound
   std::vector<std::uint64_t> gradient_stays;  ///< the same for its gradient tensor
-  std::uint64_t alignment_bytes = 64;    ///< of every region's start
+  std::uint64_t alignment_bytes = 64;         ///< of every region's start
 };
 
 class memory_map {
@@ -45,11 +46,11 @@ class memory_map {
 
   /// Byte offsets in the arena; `none` where the segment has no such thing.
   struct segment {
-    std::uint64_t values = none;      ///< the whole segment, or in stage 3 this rank's slice
-    std::uint64_t gradients = none;   ///< whole, as the engine writes them (local_accumulate)
-    std::uint64_t reduced = none;     ///< whole or slice; may lie inside `gradients`
+    std::uint64_t values = none;        ///< the whole segment, or in stage 3 this rank's slice
+    std::uint64_t gradients = none;     ///< whole, as the engine writes them (local_accumulate)
+    std::uint64_t reduced = none;       ///< whole or slice; may lie inside `gradients`
     std::vector<std::uint64_t> states;  ///< master first where there is one; whole or slice
-    bool staged_values = false;       ///< values stay in tensors: collectives go through staging
+    bool staged_values = false;         ///< values stay in tensors: collectives go through staging
     bool staged_gradients = false;
     std::uint64_t gather_offset = 0;    ///< in its bucket's gather slot
     std::uint64_t gradient_offset = 0;  ///< in its bucket's gradient slot
@@ -67,17 +68,16 @@ class memory_map {
   memory_bytes bytes;
 
   memory_map(layout const& of, memory_map_options options)
-      : segments(of.segments().size()),
-        value_homes(of.parameters().size(), none),
-        gradient_homes(of.parameters().size(), none),
-        layout_{&of},
-        options_{std::move(options)} {
+      : segments(of.segments().size()), value_homes(of.parameters().size(), none),
+        gradient_homes(of.parameters().size(), none), layout_{&of}, options_{std::move(options)} {
     for (std::size_t s = 0; s < segments.size(); ++s) {
       for (std::size_t const id : of.segments()[s].parameters) {
         segments[s].staged_values = segments[s].staged_values || options_.value_stays[id] != 0;
-        segments[s].staged_gradients = segments[s].staged_gradients || options_.gradient_stays[id] != 0;
+        segments[s].staged_gradients =
+            segments[s].staged_gradients || options_.gradient_stays[id] != 0;
       }
-      segments[s].staged_gradients = segments[s].staged_gradients && !options_.policy.per_microbatch;
+      segments[s].staged_gradients =
+          segments[s].staged_gradients && !options_.policy.per_microbatch;
       add_values(s);
       if (of.segments()[s].trainable) {
         add_gradients(s);
@@ -97,8 +97,9 @@ class memory_map {
     std::uint64_t const total = round_up(padded_bytes, options_.alignment_bytes);
     std::uint64_t const offset = next_;
     if (total > std::numeric_limits<std::uint64_t>::max() - next_) {
-      throw usage_error{detail::text("memory_map: expected a total of bytes that fits 64 bits, actual ", next_,
-                                     " and ", total, " of ", name(as))};
+      throw usage_error{
+          detail::text("memory_map: expected a total of bytes that fits 64 bits, actual ", next_,
+                       " and ", total, " of ", name(as))};
     }
     next_ += total;
     regions.push_back({as, real_bytes, total});
@@ -124,12 +125,14 @@ class memory_map {
     layout::segment const& within = of(s);
     std::uint64_t const width = size_bytes(within.value);
     if (options_.stage.shards_parameters()) {
-      segments[s].values = take(category::parameters, layout_->real_in_slice(within, options_.rank) * width,
-                                within.cut.slice() * width);
+      segments[s].values =
+          take(category::parameters, layout_->real_in_slice(within, options_.rank) * width,
+               within.cut.slice() * width);
     } else if (segments[s].staged_values) {
       add_homes(s, category::parameters, within.value, options_.value_stays, value_homes);
     } else {
-      segments[s].values = take(category::parameters, within.real * width, within.cut.padded() * width);
+      segments[s].values =
+          take(category::parameters, within.real * width, within.cut.padded() * width);
     }
   }
 
@@ -145,7 +148,8 @@ class memory_map {
           return;  // the average is copied back to where the engine wrote
         }
       } else {
-        segments[s].gradients = take(category::gradients, within.real * width, within.cut.padded() * width);
+        segments[s].gradients =
+            take(category::gradients, within.real * width, within.cut.padded() * width);
         if (in_place) {
           segments[s].reduced =
               segments[s].gradients + (whole ? 0 : options_.rank * within.cut.slice() * width);
@@ -154,10 +158,12 @@ class memory_map {
       }
     }
     std::uint64_t const reduced_width = size_bytes(within.reduced);
-    segments[s].reduced =
-        whole ? take(category::gradients, within.real * reduced_width, within.cut.padded() * reduced_width)
-              : take(category::gradients, layout_->real_in_slice(within, options_.rank) * reduced_width,
-                     within.cut.slice() * reduced_width);
+    segments[s].reduced = whole
+                              ? take(category::gradients, within.real * reduced_width,
+                                     within.cut.padded() * reduced_width)
+                              : take(category::gradients,
+                                     layout_->real_in_slice(within, options_.rank) * reduced_width,
+                                     within.cut.slice() * reduced_width);
   }
 
   void add_states(std::size_t s) {
@@ -179,7 +185,8 @@ class memory_map {
 
   /// The bytes of a bucket's segments in one slot; sets each segment's offset there.
   template <class Wanted, class Type>
-  extent place(layout::bucket const& bucket, std::uint64_t segment::*offset, Wanted wanted, Type type) {
+  extent place(layout::bucket const& bucket, std::uint64_t segment::*offset, Wanted wanted,
+               Type type) {
     extent sum;
     for (std::size_t const s : bucket.segments) {
       if (wanted(s)) {
@@ -219,7 +226,8 @@ class memory_map {
       std::size_t const live = std::min(options_.stage.max_live_units, buckets.size());
       std::size_t const count = std::min(buckets.size(), live + ahead + tied);
       for (std::size_t slot = 0; slot < count; ++slot) {
-        gather_slots.push_back(take(category::gathered_units, largest.real_bytes, largest.total_bytes));
+        gather_slots.push_back(
+            take(category::gathered_units, largest.real_bytes, largest.total_bytes));
       }
     }
   }
@@ -244,7 +252,8 @@ class memory_map {
     std::size_t const count =
         std::min(trainable, std::min(options_.policy.open_buckets, trainable) + tied);
     for (std::size_t slot = 0; slot < count; ++slot) {
-      gradient_slots.push_back(take(category::gradient_buckets, largest.real_bytes, largest.total_bytes));
+      gradient_slots.push_back(
+          take(category::gradient_buckets, largest.real_bytes, largest.total_bytes));
     }
   }
 

@@ -19,8 +19,8 @@
 #include <vector>
 
 /// @file
-/// `model`: the state of a `sharded_model` between calls: the current micro-batch, the open leases, and
-/// what each call does to residency, gradients and update.
+/// `model`: the state of a `sharded_model` between calls: the current micro-batch, the open leases,
+/// and what each call does to residency, gradients and update.
 
 namespace zero::inline v0::detail {
 
@@ -30,17 +30,15 @@ class model {
   using stream = typename device::stream;
 
  public:
-  /// Collective; `spec` must be agreed on. `reductions` is `comm`, or where parameters are sharded and
-  /// communication overlaps another communicator.
-  model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec, stage at,
-        accumulation policy, options const& chosen)
+  /// Collective; `spec` must be agreed on. `reductions` is `comm`, or where parameters are sharded
+  /// and communication overlaps another communicator.
+  model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec,
+        stage at, accumulation policy, options const& chosen)
       : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank())},
         per_microbatch_{policy.per_microbatch},
         reducer_{bound_, reductions, stream_, policy, chosen},
-        update_{bound_, comm, stream_, chosen.clip_norm},
-        units_(of().units().size()),
-        value_uses_(of().parameters().size(), 0),
-        skipped_(of().parameters().size(), false),
+        update_{bound_, comm, stream_, chosen.clip_norm}, units_(of().units().size()),
+        value_uses_(of().parameters().size(), 0), skipped_(of().parameters().size(), false),
         stream_(chosen.overlap) {
     if (at.shards_parameters()) {
       make_residency(at);
@@ -56,22 +54,23 @@ class model {
     return residency_ ? residency_->counts() : residency_counts{};
   }
 
-  // --- micro-batches ---------------------------------------------------------------------------------
+  // --- micro-batches -----------------------------------------------------------------------------
 
   void begin_microbatch(std::size_t index, std::size_t count) {
     guarded([&] {
       flush();
       check_idle("microbatch");
       if (index >= count) {
-        throw usage_error{text("microbatch: expected an index below ", count, ", actual ", index, here())};
+        throw usage_error{
+            text("microbatch: expected an index below ", count, ", actual ", index, here())};
       }
       if (ran_ != 0 && count != announced_) {
         throw usage_error{text("microbatch: expected a window of ", announced_,
                                " micro-batches as announced, actual ", count, here())};
       }
       if (ran_ >= count) {
-        throw usage_error{text("microbatch: expected at most ", count, " in a window, actual one more", here(),
-                               "; call step first")};
+        throw usage_error{text("microbatch: expected at most ", count,
+                               " in a window, actual one more", here(), "; call step first")};
       }
       announced_ = count;
       reducer_.begin_microbatch(ran_ + 1 == count);
@@ -112,13 +111,14 @@ class model {
     end_pass();
   }
 
-  // --- leases ----------------------------------------------------------------------------------------
+  // --- leases ------------------------------------------------------------------------------------
 
   void begin_lease(std::size_t unit, lease_kind kind) {
     guarded([&] {
       flush();
       if (unit >= units_.size()) {
-        throw usage_error{text("lease: expected a unit below ", units_.size(), ", actual ", unit, here())};
+        throw usage_error{
+            text("lease: expected a unit below ", units_.size(), ", actual ", unit, here())};
       }
       check_live(unit);
       if (kind == lease_kind::backward) {
@@ -214,8 +214,9 @@ class model {
         present += reducer_.present(id) ? 1 : 0;
       });
       if (present != 0 && present != trainable) {
-        throw usage_error{text("accumulate: expected one answer for unit ", unit, ", actual ", present, " of ",
-                               trainable, " parameters accumulate", here(), "; ask with accumulate(id)")};
+        throw usage_error{text("accumulate: expected one answer for unit ", unit, ", actual ",
+                               present, " of ", trainable, " parameters accumulate", here(),
+                               "; ask with accumulate(id)")};
       }
       return present != 0;
     });
@@ -229,7 +230,7 @@ class model {
     });
   }
 
-  // --- gradients one by one --------------------------------------------------------------------------
+  // --- gradients one by one ----------------------------------------------------------------------
 
   [[nodiscard]] gradient_place gradient_of(std::size_t id) {
     return guarded([&] {
@@ -264,7 +265,7 @@ class model {
     });
   }
 
-  // --- steps -----------------------------------------------------------------------------------------
+  // --- steps -------------------------------------------------------------------------------------
 
   void step(Optimizer const& optimizer) {
     guarded([&] {
@@ -272,14 +273,16 @@ class model {
       flush();
       check_idle("step");
       if (ran_ == 0) {
-        throw usage_error{text("step: expected a micro-batch with a backward, actual none", here())};
+        throw usage_error{
+            text("step: expected a micro-batch with a backward, actual none", here())};
       }
       check_gradients();
       finish_microbatch();
       reducer_.finish_window();
       reducer_.let_wait(stream_);
       std::uint64_t const gathers = residency_ ? residency_->order() : 0;
-      std::uint64_t const order = hash_order(hash_order(reducer_.order(), 0), gathers);  // equal ones differ
+      std::uint64_t const order =
+          hash_order(hash_order(reducer_.order(), 0), gathers);  // equal ones differ
       update_.enqueue(optimizer, window{ran_, announced_, order},
                       [this](std::size_t id) { return reducer_.had_gradient(id); });
       reducer_.begin_window();
@@ -311,8 +314,9 @@ class model {
       check_idle("gradient");
       check_trainable(id);
       if (ran_ == 0 || ran_ != announced_) {
-        throw usage_error{text("gradient: expected to be asked between the window's last backward and step, ",
-                               "actual after ", ran_, " of ", announced_, " micro-batches", here())};
+        throw usage_error{
+            text("gradient: expected to be asked between the window's last backward and step, ",
+                 "actual after ", ran_, " of ", announced_, " micro-batches", here())};
       }
       finish_microbatch();
       reducer_.finish_window();
@@ -323,12 +327,13 @@ class model {
       std::uint64_t const begin = whole ? 0 : segment.cut.offset(bound_.rank());
       std::uint64_t const end = whole ? segment.cut.padded() : begin + segment.cut.slice();
       std::pair<any_span, std::size_t> out{any_span{nullptr, 0, p.spec.reduced}, 0};
-      of().for_each_piece(segment, begin, end,
-                          [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t n) {
-                            if (other == id) {
-                              out = {bound_.reduced_piece(id, first, offset, n), first};
-                            }
-                          });
+      of().for_each_piece(
+          segment, begin, end,
+          [&](std::size_t other, std::uint64_t first, std::uint64_t offset, std::uint64_t n) {
+            if (other == id) {
+              out = {bound_.reduced_piece(id, first, offset, n), first};
+            }
+          });
       return out;
     });
   }
@@ -341,9 +346,9 @@ class model {
       for (std::size_t id = 0; id < of().parameters().size(); ++id) {
         any_tensor const& value = bound_.declared(id).value;
         if (value && value.rebindable() && !value.allocatable()) {
-          throw usage_error{text("release: parameter '", bound_.declared(id).name, "': expected a tensor that ",
-                                 "can own storage again, actual none", here(),
-                                 "; add allocate to its zero::tensor_traits")};
+          throw usage_error{text("release: parameter '", bound_.declared(id).name,
+                                 "': expected a tensor that ", "can own storage again, actual none",
+                                 here(), "; add allocate to its zero::tensor_traits")};
         }
       }
       update_.wait();
@@ -360,15 +365,15 @@ class model {
   enum class gradient_source : unsigned char { none, leases, parameters };
 
   struct unit_state {
-    std::size_t forwards = 0;   // leases in this micro-batch
+    std::size_t forwards = 0;  // leases in this micro-batch
     std::size_t backwards = 0;
     std::size_t live = 0;
   };
 
   [[nodiscard]] std::string here() const { return text(" (rank ", comm_->rank(), ")"); }
 
-  /// Run a call. What it throws is every rank's error, so that no peer waits for this one, and every later
-  /// call's.
+  /// Run a call. What it throws is every rank's error, so that no peer waits for this one, and
+  /// every later call's.
   template <class Call>
   auto guarded(Call call) {
     if (failure_) {
@@ -395,7 +400,8 @@ class model {
   /// What lease ends left behind: reductions, the end of a micro-batch.
   void flush() {
     if (released_) {
-      throw usage_error{text("sharded_model: expected a bound model, actual one that was released", here())};
+      throw usage_error{
+          text("sharded_model: expected a bound model, actual one that was released", here())};
     }
     refuse_broken();
     reducer_.reduce_pending();
@@ -412,12 +418,14 @@ class model {
       } catch (std::exception const& failure) {
         reason = text(": ", std::string_view{failure.what()});
       }
-      throw error{text("sharded_model: expected a whole update, actual one that failed midway, so that ",
-                       "parameters are neither old nor new", here(), reason)};
+      throw error{
+          text("sharded_model: expected a whole update, actual one that failed midway, so that ",
+               "parameters are neither old nor new", here(), reason)};
     }
   }
 
-  /// Release what is still whole when its micro-batch or evaluation, and every lease of it, has ended.
+  /// Release what is still whole when its micro-batch or evaluation, and every lease of it, has
+  /// ended.
   void end_pass() noexcept {
     if (in_microbatch_ || in_evaluation_ || live_ != 0) {
       return;
@@ -439,8 +447,9 @@ class model {
       throw usage_error{text(operation, ": expected no open lease, actual ", open_units(), here())};
     }
     if (in_microbatch_ || in_evaluation_) {
-      throw usage_error{text(operation, ": expected no open ", in_microbatch_ ? "micro-batch" : "evaluation",
-                             ", actual one", here())};
+      throw usage_error{text(operation, ": expected no open ",
+                             in_microbatch_ ? "micro-batch" : "evaluation", ", actual one",
+                             here())};
     }
   }
 
@@ -456,10 +465,11 @@ class model {
     if (!residency_ || units_[unit].live != 0) {
       return;
     }
-    auto const live = static_cast<std::size_t>(
-        std::count_if(units_.begin(), units_.end(), [](unit_state const& u) { return u.live != 0; }));
+    auto const live = static_cast<std::size_t>(std::count_if(
+        units_.begin(), units_.end(), [](unit_state const& u) { return u.live != 0; }));
     if (live >= bound_.at().max_live_units) {
-      throw usage_error{text("lease of unit ", unit, ": expected at most ", bound_.at().max_live_units,
+      throw usage_error{text("lease of unit ", unit, ": expected at most ",
+                             bound_.at().max_live_units,
                              " live units (max_live_units), actual also ", open_units(), here())};
     }
   }
@@ -468,7 +478,8 @@ class model {
     layout::unit const& u = of().units()[unit];
     bool const tied = std::find(u.tied.begin(), u.tied.end(), id) != u.tied.end();
     if (id >= of().parameters().size() || (of().parameters()[id].unit != unit && !tied)) {
-      throw usage_error{text("lease of unit ", unit, ": expected one of its parameters, actual id ", id, here())};
+      throw usage_error{
+          text("lease of unit ", unit, ": expected one of its parameters, actual id ", id, here())};
     }
     if (trainable) {
       check_trainable(id);
@@ -477,8 +488,8 @@ class model {
 
   void check_parameter(std::size_t id) const {
     if (id >= of().parameters().size()) {
-      throw usage_error{text("sharded_model: expected a parameter below ", of().parameters().size(), ", actual ",
-                             id, here())};
+      throw usage_error{text("sharded_model: expected a parameter below ", of().parameters().size(),
+                             ", actual ", id, here())};
     }
   }
 
@@ -492,8 +503,9 @@ class model {
 
   void check_dtype(std::size_t id, dtype actual, dtype asked) const {
     if (asked != actual) {
-      throw usage_error{text("lease: expected parameter '", of().parameters()[id].spec.name, "' to be asked for as ",
-                             name(actual), ", actual ", name(asked), here())};
+      throw usage_error{text("lease: expected parameter '", of().parameters()[id].spec.name,
+                             "' to be asked for as ", name(actual), ", actual ", name(asked),
+                             here())};
     }
   }
 
@@ -507,8 +519,9 @@ class model {
       }
     }
     if (!missing.empty()) {
-      throw usage_error{text("step: expected a gradient or skip for every trainable parameter, actual none for ",
-                             missing, here())};
+      throw usage_error{
+          text("step: expected a gradient or skip for every trainable parameter, actual none for ",
+               missing, here())};
     }
   }
 
@@ -536,7 +549,8 @@ class model {
       return bound_.value(id);
     }
     layout::parameter const& p = of().parameters()[id];
-    return any_span{residency_->address(p.segment), of().segments()[p.segment].cut.padded(), p.spec.value}
+    return any_span{residency_->address(p.segment), of().segments()[p.segment].cut.padded(),
+                    p.spec.value}
         .subspan(p.offset, p.spec.size);
   }
 
@@ -555,8 +569,9 @@ class model {
     use_source(gradient_source::leases);
     unit_state& u = units_[unit];
     if (u.backwards >= std::max<std::size_t>(1, u.forwards)) {
-      throw usage_error{text("backward: expected unit ", unit, " ", std::max<std::size_t>(1, u.forwards),
-                             " time(s) in this micro-batch, as in forward, actual once more", here())};
+      throw usage_error{
+          text("backward: expected unit ", unit, " ", std::max<std::size_t>(1, u.forwards),
+               " time(s) in this micro-batch, as in forward, actual once more", here())};
     }
   }
 
@@ -597,9 +612,10 @@ class model {
       throw usage_error{text("gradient: expected an open micro-batch, actual none", here())};
     }
     if (source_ != gradient_source::none && source_ != source) {
-      throw usage_error{text("gradient: expected one way of delivering gradients in a micro-batch, actual ",
-                             "both backward leases and gradient_ready", here(),
-                             "; lease with backward(u, zero::by_parameter)")};
+      throw usage_error{
+          text("gradient: expected one way of delivering gradients in a micro-batch, actual ",
+               "both backward leases and gradient_ready", here(),
+               "; lease with backward(u, zero::by_parameter)")};
     }
   }
 
@@ -669,14 +685,14 @@ class model {
   std::exception_ptr failure_;           // thrown by every later call
   pass pass_ = pass::none;
   gradient_source source_ = gradient_source::none;
-  std::size_t live_ = 0;                 // leases
-  std::size_t ran_ = 0;                  // micro-batches with a backward in this window
+  std::size_t live_ = 0;  // leases
+  std::size_t ran_ = 0;   // micro-batches with a backward in this window
   std::size_t announced_ = 0;
   bool in_microbatch_ = false;
   bool in_evaluation_ = false;
-  bool unfinished_ = false;              // the last micro-batch's gradients aren't all reduced
+  bool unfinished_ = false;  // the last micro-batch's gradients aren't all reduced
   bool released_ = false;
-  stream stream_;                        // last: destroyed first, when its work has run
+  stream stream_;  // last: destroyed first, when its work has run
 };
 
 }  // namespace zero::inline v0::detail

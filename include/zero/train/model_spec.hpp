@@ -22,7 +22,8 @@
 
 /// @file
 /// `model_spec`: what one rank knows of a model before it allocates or communicates: the declared
-/// parameters, their layout, the memory map, the plan, and a text that must be the same on every rank.
+/// parameters, their layout, the memory map, the plan, and a text that must be the same on every
+/// rank.
 
 namespace zero::inline v0 {
 
@@ -37,11 +38,12 @@ namespace detail {
 
 class model_spec {
  public:
-  /// @throws zero::usage_error  a parameter that the stage, the precision or the device can't serve, with
-  ///                            its name and the cure; a bad option.
+  /// @throws zero::usage_error  a parameter that the stage, the precision or the device can't
+  ///                            serve, with its name and the cure; a bad option.
   template <device Device, unit_list Units, elementwise_optimizer Optimizer>
-  model_spec(std::type_identity<Device> on, Units const& units, stage at, Optimizer const& optimizer,
-             accumulation policy, options const& chosen, std::uint64_t ranks, std::uint64_t rank)
+  model_spec(std::type_identity<Device> on, Units const& units, stage at,
+             Optimizer const& optimizer, accumulation policy, options const& chosen,
+             std::uint64_t ranks, std::uint64_t rank)
       : specs_{declare(on, units, at, policy, chosen)},
         layout_{specs_, ranks,
                 layout_options{.bucket_bytes = chosen.bucket_bytes_in(at),
@@ -65,8 +67,9 @@ class model_spec {
 
  private:
   template <class Device, class Units>
-  std::vector<unit_spec> declare(std::type_identity<Device> /*on*/, Units const& units, stage const& at,
-                                 accumulation const& policy, options const& chosen) {
+  std::vector<unit_spec> declare(std::type_identity<Device> /*on*/, Units const& units,
+                                 stage const& at, accumulation const& policy,
+                                 options const& chosen) {
     chosen.validate(at, policy);
     std::vector<unit_spec> specs;
     for (auto const& unit : units) {
@@ -77,8 +80,9 @@ class model_spec {
           continue;
         }
         if (!declared.value && !declared.initialiser) {
-          throw usage_error{detail::text("parameter '", declared.name,
-                                         "': expected a value tensor or an initialiser, actual neither")};
+          throw usage_error{
+              detail::text("parameter '", declared.name,
+                           "': expected a value tensor or an initialiser, actual neither")};
         }
         check_tensor<Device>(declared, declared.value, "value", at.shards_parameters());
         if (!declared.is_frozen) {
@@ -137,25 +141,29 @@ class model_spec {
                                      Device::name, ", actual on another device")};
     }
     if (sharded && !tensor.rebindable()) {
-      throw usage_error{detail::text("parameter '", declared.name, "': this stage shards its ", what,
-                                     ", expected a tensor that can give up its storage; add rebind to its ",
-                                     "zero::tensor_traits, or declare it without that tensor")};
+      throw usage_error{
+          detail::text("parameter '", declared.name, "': this stage shards its ", what,
+                       ", expected a tensor that can give up its storage; add rebind to its ",
+                       "zero::tensor_traits, or declare it without that tensor")};
     }
     if (!tensor.rebindable() && tensor.elements().size() != size_of(declared)) {
       throw usage_error{detail::text("parameter '", declared.name, "': expected a ", what, " of ",
-                                     size_of(declared), " elements, actual ", tensor.elements().size())};
+                                     size_of(declared), " elements, actual ",
+                                     tensor.elements().size())};
     }
   }
 
   [[nodiscard]] static std::size_t size_of(any_parameter const& declared) {
-    return declared.initialiser ? element_count(declared.name, declared.shape) : declared.value.elements().size();
+    return declared.initialiser ? element_count(declared.name, declared.shape)
+                                : declared.value.elements().size();
   }
 
-  [[nodiscard]] parameter_spec describe(any_parameter const& declared, precision const& chosen) const {
+  [[nodiscard]] parameter_spec describe(any_parameter const& declared,
+                                        precision const& chosen) const {
     if (!chosen.accepts(declared.dtype)) {
-      throw usage_error{detail::text("parameter '", declared.name, "': expected ",
-                                     zero::name(chosen.parameters), " or wider, as the precision says, ",
-                                     "actual ", zero::name(declared.dtype))};
+      throw usage_error{detail::text(
+          "parameter '", declared.name, "': expected ", zero::name(chosen.parameters),
+          " or wider, as the precision says, ", "actual ", zero::name(declared.dtype))};
     }
     parameter_spec out{.name = declared.name,
                        .size = size_of(declared),
@@ -167,14 +175,13 @@ class model_spec {
       out.gradient = declared.gradient.dtype();
       std::size_t const actual = declared.gradient.elements().size();
       if (actual != 0 && actual != out.size) {
-        throw usage_error{detail::text("parameter '", declared.name, "': expected a gradient of ", out.size,
-                                       " elements, actual ", actual)};
+        throw usage_error{detail::text("parameter '", declared.name, "': expected a gradient of ",
+                                       out.size, " elements, actual ", actual)};
       }
       if (out.gradient != out.value && !(out.gradient == dtype::float32 && has_master(out.value))) {
-        throw usage_error{detail::text("parameter '", declared.name, "': expected a gradient of ",
-                                       zero::name(out.value), has_master(out.value) ? " or float32" : "",
-                                       ", actual ",
-                                       zero::name(out.gradient))};
+        throw usage_error{detail::text(
+            "parameter '", declared.name, "': expected a gradient of ", zero::name(out.value),
+            has_master(out.value) ? " or float32" : "", ", actual ", zero::name(out.gradient))};
       }
     }
     return out;
@@ -183,16 +190,21 @@ class model_spec {
   [[nodiscard]] std::string text(stage const& at, accumulation const& policy,
                                  options const& chosen) const {
     std::string out = detail::text(
-        "stage ", at.number(), " gradients ", static_cast<int>(at.gradients), " prefetch ", at.prefetch,
-        " keep_after_forward ", static_cast<int>(at.keep_after_forward), " max_live_units ",
-        at.max_live_units, " overlap ", static_cast<int>(at.shards_parameters() && chosen.overlap), "\npolicy per_microbatch ", static_cast<int>(policy.per_microbatch),
-        " open_buckets ", policy.open_buckets, "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",
-        std::bit_cast<std::uint64_t>(chosen.clip_norm.value_or(0)), ") bucket_bytes ", chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
-        static_cast<int>(chosen.start), "\nunits ", specs_.size(), "\nparameters ", declared_.size(), "\n");
+        "stage ", at.number(), " gradients ", static_cast<int>(at.gradients), " prefetch ",
+        at.prefetch, " keep_after_forward ", static_cast<int>(at.keep_after_forward),
+        " max_live_units ", at.max_live_units, " overlap ",
+        static_cast<int>(at.shards_parameters() && chosen.overlap), "\npolicy per_microbatch ",
+        static_cast<int>(policy.per_microbatch), " open_buckets ", policy.open_buckets,
+        "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",
+        std::bit_cast<std::uint64_t>(chosen.clip_norm.value_or(0)), ") bucket_bytes ",
+        chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
+        static_cast<int>(chosen.start), "\nunits ", specs_.size(), "\nparameters ",
+        declared_.size(), "\n");
     std::size_t id = 0;
     for (std::size_t u = 0; u < specs_.size(); ++u) {
       for (parameter_spec const& spec : specs_[u].parameters) {
-        out += detail::text("unit ", u, ": parameter '", spec.name, "' ", zero::name(spec.value), " [");
+        out += detail::text("unit ", u, ": parameter '", spec.name, "' ", zero::name(spec.value),
+                            " [");
         any_parameter const& declared = declared_[id++];
         if (declared.initialiser) {
           for (std::size_t i = 0; i < declared.shape.size(); ++i) {
@@ -201,8 +213,10 @@ class model_spec {
         } else {
           out += detail::text(spec.size);
         }
-        out += detail::text(declared.initialiser ? "] from an initialiser, gradient " : "], gradient ", zero::name(spec.gradient), " reduced to ",
-                            zero::name(spec.reduced), spec.trainable ? "\n" : ", frozen\n");
+        out +=
+            detail::text(declared.initialiser ? "] from an initialiser, gradient " : "], gradient ",
+                         zero::name(spec.gradient), " reduced to ", zero::name(spec.reduced),
+                         spec.trainable ? "\n" : ", frozen\n");
       }
       for (std::string const& name : specs_[u].tied) {
         out += detail::text("unit ", u, ": tied '", name, "'\n");

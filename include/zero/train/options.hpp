@@ -19,14 +19,16 @@ namespace zero::inline v0 {
 /// What to do where ranks bind values that already exist.
 enum class start : std::uint8_t {
   broadcast,      ///< every rank starts from rank 0's
-  require_equal,  ///< every rank's must be the same; an error names the first parameter that differs
+  require_equal,  ///< every rank's must be the same; an error names the first that differs
 };
 
 struct options {
-  std::optional<double> clip_norm = {};            ///< largest global gradient norm
-  std::optional<std::uint64_t> bucket_bytes = {};  ///< default: 16 MiB in stages 0 to 2, 0 in stage 3
-  std::optional<std::uint64_t> alignment = {};     ///< elements; default: 64 bytes of a bucket's narrowest type
-  bool overlap = true;                        ///< communicate on a thread of the model's own
+  std::optional<double> clip_norm = {};  ///< largest global gradient norm
+  std::optional<std::uint64_t> bucket_bytes =
+      {};  ///< default: 16 MiB in stages 0 to 2, 0 in stage 3
+  std::optional<std::uint64_t> alignment =
+      {};               ///< elements; default: 64 bytes of a bucket's narrowest type
+  bool overlap = true;  ///< communicate on a thread of the model's own
   zero::precision precision = fp32;
   zero::start start = zero::start::broadcast;
   bool engine_adds = false;  ///< the engine always adds to gradients: they are cleared for it
@@ -41,8 +43,8 @@ struct options {
       throw usage_error{"options: expected an alignment of at least 1 element, actual 0"};
     }
     if (deadline.count() <= 0) {
-      throw usage_error{
-          detail::text("options: expected a deadline above 0 ms, actual ", deadline.count(), " ms")};
+      throw usage_error{detail::text("options: expected a deadline above 0 ms, actual ",
+                                     deadline.count(), " ms")};
     }
     if (at.max_live_units == 0) {
       throw usage_error{"options: expected max_live_units of at least 1, actual 0"};

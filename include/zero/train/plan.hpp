@@ -15,14 +15,16 @@
 namespace zero::inline v0 {
 
 struct plan {
-  memory_bytes bytes;                 ///< of this rank, from bind to the end
-  std::uint64_t bind_peak_bytes = 0;  ///< while binding: beside `bytes`, what tensors hold until taken over
+  memory_bytes bytes;  ///< of this rank, from bind to the end
+  std::uint64_t bind_peak_bytes =
+      0;  ///< while binding: beside `bytes`, what tensors hold until taken over
   std::uint64_t reduction_bytes = 0;  ///< sent by one reduction of all gradients
-  std::uint64_t update_bytes = 0;     ///< sent by the all-gather that follows an update (stages 1 and 2)
-  std::uint64_t pass_bytes = 0;       ///< sent by gathering every bucket once (stage 3)
-  std::size_t passes = 0;             ///< gathers of every bucket in a micro-batch
+  std::uint64_t update_bytes =
+      0;                         ///< sent by the all-gather that follows an update (stages 1 and 2)
+  std::uint64_t pass_bytes = 0;  ///< sent by gathering every bucket once (stage 3)
+  std::size_t passes = 0;        ///< gathers of every bucket in a micro-batch
   bool reduces_per_microbatch = false;
-  std::string notes;                  ///< what stage and policy cost together, in words
+  std::string notes;  ///< what stage and policy cost together, in words
 
   /// Payload bytes that leave this rank in a step of `microbatches`, units leased in order.
   [[nodiscard]] std::uint64_t sent_bytes_per_step(std::size_t microbatches = 1) const noexcept {
@@ -50,8 +52,10 @@ namespace detail {
   if (at.placed.gradients == placement::sharded && !policy.per_microbatch) {
     notes += "local_accumulate keeps the whole gradient: gradient memory is that of stage 1\n";
   }
-  if (at.placed.gradients == placement::replicated && !at.reduces_whole() && policy.per_microbatch) {
-    notes += "reduce_per_microbatch keeps a shard of the gradient: gradient memory is that of stage 2\n";
+  if (at.placed.gradients == placement::replicated && !at.reduces_whole() &&
+      policy.per_microbatch) {
+    notes +=
+        "reduce_per_microbatch keeps a shard of the gradient: gradient memory is that of stage 2\n";
   }
   if (at.shards_parameters() && at.keep_after_forward) {
     notes += "parameters kept after forward reserve all parameters for the model's life\n";
@@ -69,7 +73,8 @@ namespace detail {
   out.notes = plan_notes(at, policy);
   std::uint64_t const peers = of.ranks() - 1;
   for (layout::segment const& segment : of.segments()) {
-    std::uint64_t const sent = peers * segment.cut.slice();  // elements, each way through a collective
+    std::uint64_t const sent =
+        peers * segment.cut.slice();  // elements, each way through a collective
     if (segment.trainable) {
       out.reduction_bytes += sent * size_bytes(segment.gradient);
       out.reduction_bytes += at.reduces_whole() ? sent * size_bytes(segment.reduced) : 0;

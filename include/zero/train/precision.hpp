@@ -6,8 +6,9 @@
 #include <string_view>
 
 /// @file
-/// Precision: which types parameters may have, and the type of the reduced gradient. A 16-bit parameter
-/// has float32 master weights, which count as optimizer state; any other is its own master.
+/// Precision: which types parameters may have, and the type of the reduced gradient. A 16-bit
+/// parameter has float32 master weights, which count as optimizer state; any other is its own
+/// master.
 
 namespace zero::inline v0 {
 
@@ -34,6 +35,8 @@ inline constexpr precision bf16{.parameters = dtype::bfloat16, .reduced = dtype:
 inline constexpr precision bf16_reduced{.parameters = dtype::bfloat16, .reduced = dtype::bfloat16};
 
 /// True where the update keeps float32 master weights beside the parameter.
-[[nodiscard]] constexpr bool has_master(dtype value) noexcept { return accumulate_dtype(value) != value; }
+[[nodiscard]] constexpr bool has_master(dtype value) noexcept {
+  return accumulate_dtype(value) != value;
+}
 
 }  // namespace zero::inline v0

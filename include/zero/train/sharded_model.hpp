@@ -20,15 +20,16 @@
 #include <utility>
 
 /// @file
-/// `sharded_model`: an engine's parameters under a ZeRO stage. The engine leases units for forward and
-/// backward in a loop of its own; `step` updates. The loop is the same for every stage.
+/// `sharded_model`: an engine's parameters under a ZeRO stage. The engine leases units for forward
+/// and backward in a loop of its own; `step` updates. The loop is the same for every stage.
 
 namespace zero::inline v0 {
 
 namespace detail {
 
 template <class Units>
-using declared_type = std::remove_cvref_t<decltype(*std::begin(*std::begin(std::declval<Units const&>())))>;
+using declared_type =
+    std::remove_cvref_t<decltype(*std::begin(*std::begin(std::declval<Units const&>())))>;
 
 /// What the compiler can check of a stage that is written as a type.
 template <class Device, class Stage, class Parameter>
@@ -41,14 +42,18 @@ constexpr void check_tensors() {
                     "the tensor's elements are on another device than the communicator's");
     }
     if constexpr (!std::is_same_v<Stage, stage>) {
-      static_assert(Stage::placed.parameters == placement::replicated || value_can_be_sharded<value>,
-                    "this stage shards parameters: the value tensor must give up its storage. Add "
-                    "`static void rebind(tensor&, std::span<value_type>)` to its zero::tensor_traits, or declare "
-                    "the parameter without tensors: zero::parameter<T>(name, shape, initialiser)");
-      static_assert(Stage::placed.gradients == placement::replicated || gradient_can_be_sharded<gradient>,
-                    "this stage shards gradients: the gradient tensor must give up its storage. Add "
-                    "`static void rebind(tensor&, std::span<value_type>)` to its zero::tensor_traits, or declare "
-                    "the parameter without a gradient tensor and hand gradients over with gradient_ready");
+      static_assert(
+          Stage::placed.parameters == placement::replicated || value_can_be_sharded<value>,
+          "this stage shards parameters: the value tensor must give up its storage. Add "
+          "`static void rebind(tensor&, std::span<value_type>)` to its zero::tensor_traits, or "
+          "declare "
+          "the parameter without tensors: zero::parameter<T>(name, shape, initialiser)");
+      static_assert(
+          Stage::placed.gradients == placement::replicated || gradient_can_be_sharded<gradient>,
+          "this stage shards gradients: the gradient tensor must give up its storage. Add "
+          "`static void rebind(tensor&, std::span<value_type>)` to its zero::tensor_traits, or "
+          "declare "
+          "the parameter without a gradient tensor and hand gradients over with gradient_ready");
     }
   }
 }
@@ -63,11 +68,12 @@ class step_result {
       : model_{&model}, number_{number}, latest_{&latest}, clips_{clips} {}
 
   /// The global norm of the mean gradient, before clipping.
-  /// @throws zero::usage_error  without options::clip_norm (infinity measures and clips nothing), or after
-  ///                            another step.
+  /// @throws zero::usage_error  without options::clip_norm (infinity measures and clips nothing),
+  ///                            or after another step.
   [[nodiscard]] double norm() const {
     if (!clips_) {
-      throw usage_error{"step_result: expected options::clip_norm, actual none, so no norm was taken"};
+      throw usage_error{
+          "step_result: expected options::clip_norm, actual none, so no norm was taken"};
     }
     return outcome().norm;
   }
@@ -77,8 +83,9 @@ class step_result {
  private:
   [[nodiscard]] detail::step_outcome outcome() const {
     if (number_ != *latest_) {
-      throw usage_error{detail::text("step_result: expected to be read before the next step, actual step ",
-                                     number_, " after step ", *latest_)};
+      throw usage_error{
+          detail::text("step_result: expected to be read before the next step, actual step ",
+                       number_, " after step ", *latest_)};
     }
     return model_->outcome();
   }
@@ -97,10 +104,11 @@ struct gradient_part {
 
 /// Units: a list of lists of parameters, the same on every rank; tensors outlive the model.
 ///
-/// Collective: the constructor, `step`, `release`, and in stage 3 leases; every rank makes the same calls.
-/// Errors:     a broken precondition on one rank is thrown there, and every peer's pending or next call
-///             throws communication_error with its message. Before an update begins parameters are
-///             unchanged; a failure inside one leaves the model broken, and it says so.
+/// Collective: the constructor, `step`, `release`, and in stage 3 leases; every rank makes the same
+///             calls.
+/// Errors:     a broken precondition on one rank is thrown there, and every peer's pending or next
+///             call throws communication_error with its message. Before an update begins parameters
+///             are unchanged; a failure inside one leaves the model broken, and it says so.
 template <communicator Communicator, elementwise_optimizer Optimizer>
 class sharded_model {
   using device = typename Communicator::device;
@@ -109,22 +117,22 @@ class sharded_model {
  public:
   /// Check that ranks agree, allocate one arena, take parameters over, unit by unit.
   ///
-  /// @throws zero::usage_error          options, tensors or hyperparameters are wrong, or ranks disagree: the
-  ///                                    same message on every rank, and nothing was changed.
+  /// @throws zero::usage_error          options, tensors or hyperparameters are wrong, or ranks
+  ///                                    disagree: the same message on every rank, and nothing was
+  ///                                    changed.
   /// @throws zero::communication_error  a peer failed or missed the deadline.
   template <unit_list Units, class Stage, class Policy>
-  sharded_model(Communicator& comm, Units const& units, Stage at, Optimizer optimizer, Policy policy,
-                options const& chosen = {})
-      : comm_{comm.split(0, comm.rank())},
-        optimizer_{optimizer},
-        clips_{chosen.clip_norm.has_value()},
-        exceptions_{std::uncaught_exceptions()} {
+  sharded_model(Communicator& comm, Units const& units, Stage at, Optimizer optimizer,
+                Policy policy, options const& chosen = {})
+      : comm_{comm.split(0, comm.rank())}, optimizer_{optimizer},
+        clips_{chosen.clip_norm.has_value()}, exceptions_{std::uncaught_exceptions()} {
     detail::check_tensors<device, Stage, detail::declared_type<Units>>();
     stage const placed = at;
     accumulation const accumulates = policy;
     together([&] {
       spec_.emplace(std::type_identity<device>{}, units, placed, optimizer, accumulates, chosen,
-                    static_cast<std::uint64_t>(comm_.size()), static_cast<std::uint64_t>(comm_.rank()));
+                    static_cast<std::uint64_t>(comm_.size()),
+                    static_cast<std::uint64_t>(comm_.rank()));
       comm_.set_deadline(chosen.deadline);
     });
     detail::agree(comm_, "sharded_model", spec_->agreement());
@@ -132,7 +140,8 @@ class sharded_model {
       reductions_.emplace(comm_.split(0, comm_.rank()));
     }
     together([&] {
-      model_.emplace(comm_, reductions_ ? *reductions_ : comm_, *spec_, placed, accumulates, chosen);
+      model_.emplace(comm_, reductions_ ? *reductions_ : comm_, *spec_, placed, accumulates,
+                     chosen);
     });
     model_->take_over(chosen.start);
   }
@@ -140,24 +149,26 @@ class sharded_model {
   sharded_model(sharded_model const&) = delete;
   sharded_model& operator=(sharded_model const&) = delete;
 
-  /// Waits for the stream; leaves the engine's tensors empty. Ended by an exception, it aborts the group.
+  /// Waits for the stream; leaves the engine's tensors empty. Ended by an exception, it aborts the
+  /// group.
   ~sharded_model() {
     if (std::uncaught_exceptions() > exceptions_) {
       comm_.abort(detail::text("an exception ended the model (rank ", comm_.rank(), ")"));
     }
   }
 
-  /// Micro-batch `index` of the `count` between two steps; `count` agrees over ranks and in the window.
+  /// Micro-batch `index` of the `count` between two steps; `count` agrees over ranks and in the
+  /// window.
   [[nodiscard]] zero::microbatch<state> microbatch(std::size_t index, std::size_t count) {
     return {*model_, index, count};
   }
   /// Forward leases outside any window.
   [[nodiscard]] zero::evaluation<state> evaluation() { return zero::evaluation<state>{*model_}; }
 
-  /// Reduce what is not reduced yet, update, and make parameters whole where the stage keeps them so; all
-  /// of it on the communication stream. The window is the micro-batches that ran.
-  /// @throws zero::usage_error  a lease or micro-batch is open; no backward ran; a trainable parameter had
-  ///                            neither gradient nor skip.
+  /// Reduce what is not reduced yet, update, and make parameters whole where the stage keeps them
+  /// so; all of it on the communication stream. The window is the micro-batches that ran.
+  /// @throws zero::usage_error  a lease or micro-batch is open; no backward ran; a trainable
+  ///                            parameter had neither gradient nor skip.
   step_result<state> step() {
     model_->step(optimizer_);
     ++steps_;
@@ -167,7 +178,8 @@ class sharded_model {
   /// Wait until the last step is done: parameters may be read in their tensors (stages 0 to 2).
   void wait() { model_->wait(); }
 
-  /// Give tensors their whole values back in storage of their own; the model can't be used afterwards.
+  /// Give tensors their whole values back in storage of their own; the model can't be used
+  /// afterwards.
   ///
   /// Collective: every rank calls it.
   /// @throws zero::usage_error  a tensor without tensor_traits::allocate.
@@ -184,13 +196,14 @@ class sharded_model {
   [[nodiscard]] std::size_t find(std::string_view name) const {
     std::size_t const id = spec_->of().find(name);
     if (id == zero::layout::none) {
-      throw usage_error{detail::text("find: expected a declared parameter, actual '", name, "' (rank ",
-                                     comm_.rank(), ")")};
+      throw usage_error{detail::text("find: expected a declared parameter, actual '", name,
+                                     "' (rank ", comm_.rank(), ")")};
     }
     return id;
   }
 
-  /// This rank's part of the reduced gradient (before 1/M), between a window's last backward and step.
+  /// This rank's part of the reduced gradient (before 1/M), between a window's last backward and
+  /// step.
   [[nodiscard]] gradient_part gradient(std::size_t id) {
     auto const [elements, first] = model_->reduced_gradient(id);
     return {elements, first};
@@ -244,11 +257,13 @@ class sharded_model {
 /// @throws zero::usage_error  as the constructor of `sharded_model`; no ranks, or no such rank.
 template <device Device = host, unit_list Units, elementwise_optimizer Optimizer>
 [[nodiscard]] plan make_plan(std::uint64_t ranks, std::uint64_t rank, Units const& units, stage at,
-                             Optimizer const& optimizer, accumulation policy, options const& chosen = {}) {
+                             Optimizer const& optimizer, accumulation policy,
+                             options const& chosen = {}) {
   if (rank >= ranks) {
     throw usage_error{detail::text("make_plan: expected a rank below ", ranks, ", actual ", rank)};
   }
-  return detail::model_spec{std::type_identity<Device>{}, units, at, optimizer, policy, chosen, ranks, rank}
+  return detail::model_spec{
+      std::type_identity<Device>{}, units, at, optimizer, policy, chosen, ranks, rank}
       .planned();
 }
 

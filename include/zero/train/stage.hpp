@@ -7,14 +7,14 @@
 #include <cstdint>
 
 /// @file
-/// Stages: names for three placements. A stage is written as a type, so that tensors it can't serve are
-/// refused by the compiler, and held as data.
+/// Stages: names for three placements. A stage is written as a type, so that tensors it can't serve
+/// are refused by the compiler, and held as data.
 
 namespace zero::inline v0 {
 
 /// How stage 1 reduces gradients.
 enum class gradient_collective : std::uint8_t {
-  reduce_scatter,  ///< each rank has its own slice of the average; off-shard gradients are not reduced
+  reduce_scatter,  ///< each rank has its slice of the average; off-shard gradients are not reduced
   all_reduce,      ///< every rank has the whole averaged gradient, for f more traffic
 };
 
@@ -37,8 +37,8 @@ struct stage {
   }
   /// Every rank has the whole reduced gradient.
   [[nodiscard]] constexpr bool reduces_whole() const noexcept {
-    return replicates_updates() ||
-           (placed.gradients == placement::replicated && gradients == gradient_collective::all_reduce);
+    return replicates_updates() || (placed.gradients == placement::replicated &&
+                                    gradients == gradient_collective::all_reduce);
   }
   [[nodiscard]] constexpr bool shards_parameters() const noexcept {
     return placed.parameters == placement::sharded;
@@ -48,7 +48,9 @@ struct stage {
 /// Everything replicated: plain data parallelism.
 struct stage0 {
   static constexpr placements placed{};
-  constexpr operator stage() const { return {.placed = placed}; }  // NOLINT(google-explicit-constructor)
+  constexpr operator stage() const {
+    return {.placed = placed};
+  }  // NOLINT(google-explicit-constructor)
 };
 
 /// Optimizer state sharded.
@@ -63,8 +65,11 @@ struct stage1 {
 
 /// Optimizer state and gradients sharded.
 struct stage2 {
-  static constexpr placements placed{.optimizer_state = placement::sharded, .gradients = placement::sharded};
-  constexpr operator stage() const { return {.placed = placed}; }  // NOLINT(google-explicit-constructor)
+  static constexpr placements placed{.optimizer_state = placement::sharded,
+                                     .gradients = placement::sharded};
+  constexpr operator stage() const {
+    return {.placed = placed};
+  }  // NOLINT(google-explicit-constructor)
 };
 
 /// Optimizer state, gradients and parameters sharded.
@@ -82,6 +87,7 @@ struct stage3 {
   }
 };
 
-static_assert(static_cast<stage>(stage0{}).number() == 0 && static_cast<stage>(stage3{}).number() == 3);
+static_assert(static_cast<stage>(stage0{}).number() == 0 &&
+              static_cast<stage>(stage3{}).number() == 3);
 
 }  // namespace zero::inline v0

@@ -22,8 +22,9 @@
 #include <vector>
 
 /// @file
-/// `update`: what a step does once every gradient is reduced, all of it on the communication stream: the
-/// ranks' flags are combined, the norm is taken, each bucket is updated in one pass and gathered.
+/// `update`: what a step does once every gradient is reduced, all of it on the communication
+/// stream: the ranks' flags are combined, the norm is taken, each bucket is updated in one pass and
+/// gathered.
 
 namespace zero::inline v0::detail {
 
@@ -37,7 +38,7 @@ struct step_outcome {
 struct window {
   std::uint64_t microbatches;  ///< that ran
   std::uint64_t announced;
-  std::uint64_t order;         ///< a hash of the order in which buckets were gathered and reduced
+  std::uint64_t order;  ///< a hash of the order in which buckets were gathered and reduced
 };
 
 template <communicator Communicator, elementwise_optimizer Optimizer>
@@ -147,14 +148,14 @@ class update {
     }
   }
 
-  /// Collect a few bytes of every rank, in line with the other collectives: a rank that is elsewhere is an
-  /// error at once.
+  /// Collect a few bytes of every rank, in line with the other collectives: a rank that is
+  /// elsewhere is an error at once.
   void collect(void const* mine, std::size_t bytes, void* all) {
     std::size_t const words = bytes / sizeof(float);
     comm_->label(traffic::control);
-    comm_->all_gather(const_any_span{mine, words, dtype::float32},
-                      any_span{all, words * static_cast<std::size_t>(comm_->size()), dtype::float32},
-                      *stream_);
+    comm_->all_gather(
+        const_any_span{mine, words, dtype::float32},
+        any_span{all, words * static_cast<std::size_t>(comm_->size()), dtype::float32}, *stream_);
   }
 
   void write_header() {
@@ -187,19 +188,22 @@ class update {
     check_count(header_.over.microbatches, peer.over.microbatches, " micro-batches", rank);
     check_count(header_.over.announced, peer.over.announced, " announced micro-batches", rank);
     if (peer.over.order != header_.over.order) {
-      throw usage_error{text("step: expected units in one order on all ranks, actual another on rank ", rank,
-                             " than here (rank ", comm_->rank(), ")")};
+      throw usage_error{
+          text("step: expected units in one order on all ranks, actual another on rank ", rank,
+               " than here (rank ", comm_->rank(), ")")};
     }
     if (peer.optimizer != header_.optimizer) {
-      throw usage_error{text("step: expected one optimizer on all ranks, actual other hyperparameters on rank ",
-                             rank, " than here (rank ", comm_->rank(), ")")};
+      throw usage_error{
+          text("step: expected one optimizer on all ranks, actual other hyperparameters on rank ",
+               rank, " than here (rank ", comm_->rank(), ")")};
     }
   }
 
-  void check_count(std::uint64_t mine, std::uint64_t other, std::string_view what, std::size_t rank) const {
+  void check_count(std::uint64_t mine, std::uint64_t other, std::string_view what,
+                   std::size_t rank) const {
     if (mine != other) {
-      throw usage_error{text("step: expected a window of ", mine, what, " as here (rank ", comm_->rank(),
-                             "), actual ", other, " (rank ", rank, ")")};
+      throw usage_error{text("step: expected a window of ", mine, what, " as here (rank ",
+                             comm_->rank(), "), actual ", other, " (rank ", rank, ")")};
     }
   }
 
@@ -262,25 +266,31 @@ class update {
     return bound_->at_offset(bound_->map().staging + bound_->map().segments[s].value_staging);
   }
 
-  [[nodiscard]] bool staged(std::size_t s) const noexcept { return bound_->map().segments[s].staged_values; }
+  [[nodiscard]] bool staged(std::size_t s) const noexcept {
+    return bound_->map().segments[s].staged_values;
+  }
 
-  /// Stages 1 and 2: make the updated parameters whole, through staging where they stay in their tensors.
+  /// Stages 1 and 2: make the updated parameters whole, through staging where they stay in their
+  /// tensors.
   void gather(std::size_t b) {
     if (bound_->at().replicates_updates() || bound_->at().shards_parameters()) {
       return;
     }
     comm_->label(traffic::parameters);
-    copy_staged(b, [this](any_span value, any_span place) { device::copy(*stream_, value, place); });
+    copy_staged(b,
+                [this](any_span value, any_span place) { device::copy(*stream_, value, place); });
     all_gather_bucket(
         *comm_, bound_->of(), b,
         [this](std::size_t s) {
           layout::segment const& segment = bound_->of().segments()[s];
-          return staged(s) ? staging(s) + segment.cut.offset(bound_->rank()) * size_bytes(segment.value)
-                           : bound_->value_shard(s);
+          return staged(s)
+                     ? staging(s) + segment.cut.offset(bound_->rank()) * size_bytes(segment.value)
+                     : bound_->value_shard(s);
         },
-        [this](std::size_t s) { return staged(s) ? staging(s) : bound_->whole_values(s); }, segments::trainable,
-        *stream_);
-    copy_staged(b, [this](any_span value, any_span place) { device::copy(*stream_, place, value); });
+        [this](std::size_t s) { return staged(s) ? staging(s) : bound_->whole_values(s); },
+        segments::trainable, *stream_);
+    copy_staged(b,
+                [this](any_span value, any_span place) { device::copy(*stream_, place, value); });
   }
 
   template <class Copy>
@@ -301,16 +311,16 @@ class update {
   stream* stream_;
   std::optional<double> clip_norm_;
   Optimizer optimizer_{};
-  std::vector<std::int64_t> steps_;   // updates of each parameter
-  std::vector<std::uint8_t> had_;     // a gradient on any rank
+  std::vector<std::int64_t> steps_;  // updates of each parameter
+  std::vector<std::uint8_t> had_;    // a gradient on any rank
   header header_{};
-  std::vector<std::byte> message_;    // header, then a flag per parameter
-  std::vector<std::byte> messages_;   // of all ranks
+  std::vector<std::byte> message_;   // header, then a flag per parameter
+  std::vector<std::byte> messages_;  // of all ranks
   norm_sum sum_{};
-  std::vector<norm_sum> sums_;        // of all ranks
+  std::vector<norm_sum> sums_;  // of all ranks
   double multiplier_ = 1;
   step_outcome outcome_;
-  std::vector<event> ready_;          // per bucket
+  std::vector<event> ready_;  // per bucket
   event finished_;
   std::atomic<bool> updating_{false};
 };

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 #pragma once
-#include <zero/core/good.hpp>
 #include <cstddef>
+#include <zero/core/good.hpp>

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 #pragma once
-#include <zero/core/good.hpp>
 #include <zero/comm/good.hpp>
+#include <zero/core/good.hpp>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// A whole step of `sharded_model`, AdamW in fp32 on 10 million parameters, beside what it must not be
-// slower than: the same arithmetic in a loop written by hand (stage 0, one rank), and bare loops with the
-// reads and writes of the step's collectives and update (every stage, two ranks).
+// A whole step of `sharded_model`, AdamW in fp32 on 10 million parameters, beside what it must not
+// be slower than: the same arithmetic in a loop written by hand (stage 0, one rank), and bare loops
+// with the reads and writes of the step's collectives and update (every stage, two ranks).
 
 #include "paired.hpp"
 
