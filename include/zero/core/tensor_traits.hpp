@@ -17,16 +17,16 @@ namespace zero::inline v0 {
 class host;
 
 /// The customization point for tensors; specialize it with
-///   `using value_type`                                    an `element`
-///   `using device`                                        where the elements are (`zero::host`)
-///   `static std::span<value_type> elements(T&)`           all elements, contiguous
-///   (contiguous_tensor) `static void rebind(T&, std::span<value_type>)`       zero copies: the
-///   tensor's elements are now that
-///                                                         storage (may be empty), and storage that
-///                                                         it owned is given up (rebindable_tensor)
-///   `static void allocate(T&, std::size_t n)`             the tensor owns n elements again; only
-///                                                         `release()` asks for it
-///                                                         (allocatable_tensor)
+///
+///   using value_type                               an `element`
+///   using device                                   where the elements are (`zero::host`)
+///   static std::span<value_type> elements(T&)      all elements, contiguous (contiguous_tensor)
+///   static void rebind(T&, std::span<value_type>)  zero copies: the elements are now that storage,
+///                                                  which may be empty; storage that the tensor
+///                                                  owned is given up (rebindable_tensor)
+///   static void allocate(T&, std::size_t n)        the tensor owns n elements again; only
+///                                                  release() asks for it (allocatable_tensor)
+///
 /// Host containers and spans whose elements are contiguous need no specialization.
 template <class T>
 struct tensor_traits {};
