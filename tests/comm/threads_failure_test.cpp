@@ -501,6 +501,10 @@ TEST_CASE("a second stream is refused while the first has calls to make") {
     std::atomic<bool> go{false};
     zero::host_stream first{true};
     zero::host_stream second;
+    struct open_at_end {  // the peer's error may end this rank while its stream still waits
+      std::atomic<bool>& go;
+      ~open_at_end() { go = true; }
+    } const at_end{go};
     comm.barrier(first);
     first.synchronize();
     comm.barrier(second);  // one after the other is right
