@@ -27,6 +27,10 @@
 #include <utility>
 #include <vector>
 
+// Under a sanitizer, too, memory that there isn't is an exception.
+extern "C" char const* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" char const* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace {
 
 using zero::thread_communicator;
