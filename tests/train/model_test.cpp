@@ -347,7 +347,7 @@ TEST_CASE("units and parameters that aren't there, or aren't the lease's, are re
                    auto const lease = micro.backward(1);
                    (void)lease.gradient<double>(1);
                  }),
-                 "expected float32, actual float64"));
+                 "to be asked for as float32, actual float64"));
 }
 
 TEST_CASE("a unit has as many backward leases as forward ones, or one") {
