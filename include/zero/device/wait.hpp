@@ -10,9 +10,9 @@
 #include <thread>
 
 /// @file
-/// How a host thread waits for another: it spins for two microseconds, yields for two hundred, then
-/// sleeps. So a wait is short where both threads have a core, and costs no core where they share
-/// one.
+/// How a host thread waits for another: it spins for half a microsecond, yields for two hundred,
+/// then sleeps. So a wait is short where both threads have a core, and costs no core where they
+/// share one.
 
 namespace zero::inline v0::detail {
 
@@ -68,7 +68,7 @@ class waiter {
   }
 
  private:
-  static constexpr std::chrono::microseconds spin_time{2};
+  static constexpr std::chrono::nanoseconds spin_time{500};
   static constexpr std::chrono::microseconds yield_time{200};
 
   static void pause() noexcept {
