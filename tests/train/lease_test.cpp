@@ -253,6 +253,33 @@ TEST_CASE("a backward more than forwards is refused") {
                 });
 }
 
+TEST_CASE("backward leases that write one gradient are open one after the other") {
+  std::initializer_list<std::string_view> const parts{
+      "backward: expected unit 0 after the lease of unit 1 has ended", "gradient of 'e'",
+      "actual before", "(rank "};
+  for (test::setting how : test::every_setting()) {
+    how.stage.max_live_units = 2;
+    test::failures const caught = test::run_failing(2, [&](thread_communicator& comm) {
+      test::model engine{{{{"e", 4}}, {test::use_of("e"), {"w", 4}}}};
+      sharded_model sharded{comm, engine.units(), how.stage, plain, how.policy, how.options};
+      auto micro = sharded.microbatch(0, 1);
+      auto const first = micro.backward(1);
+      auto const second = micro.backward(0);
+    });
+    CHECK_MESSAGE(caught.all_say(parts), how.name, "\n", caught.text());
+  }
+  check_refused({{{"a", 5}}},
+                {"backward: expected unit 0 after the lease of unit 0 has ended", "(rank "},
+                [](sharded_model& sharded, test::model&, thread_communicator&) {
+                  auto micro = sharded.microbatch(0, 1);
+                  for (int i = 0; i < 2; ++i) {
+                    auto const lease = micro.forward(0);
+                  }
+                  auto const first = micro.backward(0);
+                  auto const second = micro.backward(0);
+                });
+}
+
 TEST_CASE("micro-batches have an index below their count, which the window keeps, and don't nest") {
   auto const run = [](sharded_model& sharded, test::model& engine, std::size_t m,
                       std::size_t count) { test::run_microbatch(sharded, engine, m, count, one); };

@@ -39,7 +39,7 @@ class model {
         reducer_{bound_, reductions, stream_, policy, chosen},
         update_{bound_, comm, stream_, chosen.clip_norm}, units_(of().units().size()),
         value_uses_(of().parameters().size(), 0), skipped_(of().parameters().size(), false),
-        stream_(chosen.overlap) {
+        writer_(of().parameters().size(), layout::none), stream_(chosen.overlap) {
     if (at.shards_parameters()) {
       make_residency(at);
     }
@@ -149,6 +149,7 @@ class model {
         for (std::size_t const b : leased.buckets) {
           reducer_.open(b);
         }
+        for_each_trainable(unit, [&](std::size_t id) { writer_[id] = unit; });
         source_ = gradient_source::leases;
       }
       units_[unit].forwards += kind == lease_kind::forward ? 1 : 0;
@@ -573,11 +574,19 @@ class model {
           text("backward: expected unit ", unit, " ", std::max<std::size_t>(1, u.forwards),
                " time(s) in this micro-batch, as in forward, actual once more", here())};
     }
+    for_each_trainable(unit, [&](std::size_t id) {
+      if (writer_[id] != layout::none) {
+        throw usage_error{text("backward: expected unit ", unit, " after the lease of unit ",
+                               writer_[id], " has ended, which writes the gradient of '",
+                               of().parameters()[id].spec.name, "', too, actual before", here())};
+      }
+    });
   }
 
   void end_backward(std::size_t unit) noexcept {
     try {
       for_each_trainable(unit, [&](std::size_t id) {
+        writer_[id] = layout::none;
         if (skipped_[id]) {
           skipped_[id] = false;
         } else {
@@ -682,6 +691,7 @@ class model {
   std::vector<unit_state> units_;
   std::vector<std::size_t> value_uses_;  // leases that bind each parameter's tensor (stage 3)
   std::vector<bool> skipped_;            // in the open lease
+  std::vector<std::size_t> writer_;      // the unit whose open backward lease includes it
   std::exception_ptr failure_;           // thrown by every later call
   pass pass_ = pass::none;
   gradient_source source_ = gradient_source::none;
