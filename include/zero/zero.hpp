@@ -12,6 +12,7 @@
 #include <zero/comm/solo.hpp>
 #include <zero/comm/thread_family.hpp>
 #include <zero/comm/thread_group.hpp>
+#include <zero/comm/thread_transfer.hpp>
 #include <zero/comm/threads.hpp>
 #include <zero/comm/traffic.hpp>
 #include <zero/core/any_span.hpp>

@@ -3,13 +3,10 @@
 
 #include <zero/comm/collective.hpp>
 #include <zero/comm/failure_scope.hpp>
-#include <zero/comm/reduce_ordered.hpp>
 #include <zero/comm/rendezvous.hpp>
+#include <zero/comm/thread_transfer.hpp>
 #include <zero/core/error.hpp>
-#include <zero/core/partition.hpp>
-#include <zero/device/host_copy.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -20,7 +17,7 @@
 #include <vector>
 
 /// @file
-/// What the threads behind `thread_communicator` share, and what each does in a collective.
+/// What the threads behind `thread_communicator` share, and how each goes through a collective.
 /// Nothing here is for users.
 
 namespace zero::inline v0::detail {
@@ -30,14 +27,15 @@ struct alignas(128) thread_member {
   std::atomic<std::int64_t> deadline_ms{0};
   std::atomic<std::uint64_t> peer_bytes_read{0};
   std::atomic<void const*> stream{nullptr};  // of the last payload call
-  std::vector<void const*> sources;          // of a reduction, one for each rank
+  std::vector<void const*> sources;          // space for a reduction, one for each rank
 };
 
 /// The ranks of one communicator. Its payload and its control channel meet apart.
 class thread_group {
  public:
   thread_group(std::mutex& tree, int size)
-      : failure{tree}, payload{size, failure}, control{size, failure}, members_(to_size(size)) {
+      : failure{tree}, payload{size, failure}, control{size, failure},
+        members_(static_cast<std::size_t>(size)) {
     reserve();
   }
 
@@ -49,7 +47,9 @@ class thread_group {
   }
 
   [[nodiscard]] int size() const noexcept { return payload.size(); }
-  [[nodiscard]] thread_member& member(int rank) noexcept { return members_[to_size(rank)]; }
+  [[nodiscard]] thread_member& member(int rank) noexcept {
+    return members_[static_cast<std::size_t>(rank)];
+  }
 
   void leave(int rank) noexcept {
     payload.leave(rank);
@@ -78,7 +78,7 @@ class thread_group {
       ~ending() { channel.end(rank); }
     } const at_end{channel, rank};
     failure.raise_if_happened();
-    place const here{channel, rank, channel.arrive(rank, call), call};
+    thread_place const here{channel, rank, channel.arrive(rank, call), call};
     meet(here);
     compare(here);
     move_data(here);
@@ -100,22 +100,6 @@ class thread_group {
   rendezvous control;
 
  private:
-  struct place {
-    rendezvous& channel;
-    int rank;
-    std::uint64_t sequence;
-    collective const& call;
-
-    [[nodiscard]] collective const& peer(int other) const noexcept {
-      return channel.call(other, sequence);
-    }
-    [[nodiscard]] std::string title() const { return text(name(call.op), " #", sequence); }
-  };
-
-  [[nodiscard]] static std::size_t to_size(int count) noexcept {
-    return static_cast<std::size_t>(count);
-  }
-
   [[nodiscard]] static std::string what(std::exception_ptr const& cause) {
     try {
       std::rethrow_exception(cause);
@@ -132,13 +116,13 @@ class thread_group {
     }
   }
 
-  [[noreturn]] void give_up(place const& here) {
+  [[noreturn]] void give_up(thread_place const& here) {
     here.channel.wait_until_unread(here.rank);
     failure.raise();
   }
 
   /// Wait for all ranks.
-  void meet(place const& here) {
+  void meet(thread_place const& here) {
     std::chrono::milliseconds const deadline{member(here.rank).deadline_ms.load()};
     meeting const result = here.channel.wait_for_arrivals(here.rank, here.sequence, deadline);
     if (result == meeting::complete) {
@@ -156,7 +140,7 @@ class thread_group {
     give_up(here);
   }
 
-  void fail_late(place const& here, std::chrono::milliseconds deadline) noexcept {
+  void fail_late(thread_place const& here, std::chrono::milliseconds deadline) noexcept {
     int missing = 0;
     int origin = -1;
     for (int rank = 0; rank < size(); ++rank) {
@@ -177,7 +161,7 @@ class thread_group {
   }
 
   /// Where else `rank` waits, which explains most deadlines.
-  [[nodiscard]] std::string elsewhere(place const& here, int rank) const {
+  [[nodiscard]] std::string elsewhere(thread_place const& here, int rank) const {
     bool const in_payload = &here.channel == &control;
     std::uint64_t const sequence = (in_payload ? payload : control).waits_in(rank);
     return sequence == 0 ? std::string{}
@@ -187,7 +171,7 @@ class thread_group {
 
   /// Check that all ranks make the same call, each with memory of its own. Every rank does this for
   /// itself, so none reads or writes a span that isn't what it expects.
-  void compare(place const& here) {
+  void compare(thread_place const& here) {
     bool same = true;
     for (int rank = 1; rank < size(); ++rank) {
       same = same && agree(here.peer(0), here.peer(rank));
@@ -210,7 +194,7 @@ class thread_group {
   }
 
   /// Name a rank that differs from most. All ranks find the same one.
-  void fail_different(place const& here) noexcept {
+  void fail_different(thread_place const& here) noexcept {
     int reference = 0;  // by majority vote, if there is one
     int votes = 0;
     for (int rank = 0; rank < size(); ++rank) {
@@ -228,99 +212,49 @@ class thread_group {
     });
   }
 
-  void move_data(place const& here) {
+  void move_data(thread_place const& here) {
     switch (here.call.op) {
       case operation::barrier: return;
       case operation::reduce_scatter:
-        read_peers(here, phase::reducing, phase::finished, [&] { reduce_slice(here); });
+        read_peers(here, phase::reducing, phase::finished,
+                   [&] { return reduce_slice(here, member(here.rank).sources); });
         break;
       case operation::all_reduce:
-        read_peers(here, phase::reducing, phase::reduced, [&] { reduce_slice(here); });
+        read_peers(here, phase::reducing, phase::reduced,
+                   [&] { return reduce_slice(here, member(here.rank).sources); });
         wait_for(here, phase::reduced);
-        read_peers(here, phase::copying, phase::finished, [&] { gather_reduced(here); });
+        read_peers(here, phase::copying, phase::finished, [&] { return gather_results(here); });
         break;
       case operation::broadcast:
-        read_peers(here, phase::copying, phase::finished, [&] { copy_root(here); });
+        read_peers(here, phase::copying, phase::finished, [&] { return copy_root(here); });
         break;
       case operation::all_gather:
       case operation::exchange:
       case operation::split:
-        read_peers(here, phase::copying, phase::finished, [&] { gather(here); });
+        read_peers(here, phase::copying, phase::finished, [&] { return gather_inputs(here); });
         break;
     }
     wait_for(here, phase::finished);
   }
 
+  /// `copy` returns the bytes that it has read from peers.
   template <class Copy>
-  void read_peers(place const& here, phase during, phase after, Copy const& copy) {
-    if (!here.channel.read_peers(here.rank, here.sequence, during, after, copy)) {
+  void read_peers(thread_place const& here, phase during, phase after, Copy const& copy) {
+    auto const counted = [&] {
+      std::uint64_t const bytes = copy();
+      if (&here.channel == &payload) {
+        member(here.rank).peer_bytes_read.fetch_add(bytes, std::memory_order_relaxed);
+      }
+    };
+    if (!here.channel.read_peers(here.rank, here.sequence, during, after, counted)) {
       give_up(here);
     }
   }
 
-  void wait_for(place const& here, phase target) {
+  void wait_for(thread_place const& here, phase target) {
     if (here.channel.wait_for(here.sequence, target) != meeting::complete) {
       give_up(here);
     }
-  }
-
-  /// Sum this rank's slice of all inputs into its place in the result.
-  void reduce_slice(place const& here) noexcept {
-    collective const& call = here.call;
-    partition const cut{call.count, to_size(size())};
-    std::size_t const first = std::min(cut.offset(to_size(here.rank)), call.count);
-    std::size_t const count = cut.size(to_size(here.rank));
-    thread_member& self = member(here.rank);
-    for (int rank = 0; rank < size(); ++rank) {
-      self.sources[to_size(rank)] = here.peer(rank).input + first * size_bytes(call.input_dtype);
-    }
-    bool const whole = call.op == operation::all_reduce;
-    any_span const result{call.output + (whole ? first * size_bytes(call.output_dtype) : 0), count,
-                          call.output_dtype};
-    reduce_ordered(self.sources, call, result);
-    count_read(self, (self.sources.size() - 1) * count * size_bytes(call.input_dtype));
-  }
-
-  /// Copy the other ranks' slices of the result.
-  void gather_reduced(place const& here) noexcept {
-    collective const& call = here.call;
-    std::size_t const element_bytes = size_bytes(call.output_dtype);
-    partition const cut{call.count, to_size(size())};
-    for_peers(here, [&](int rank) {
-      std::size_t const at = std::min(cut.offset(to_size(rank)), call.count) * element_bytes;
-      std::size_t const bytes = cut.size(to_size(rank)) * element_bytes;
-      host_copy(call.output + at, here.peer(rank).output + at, bytes);
-      count_read(member(here.rank), bytes);
-    });
-  }
-
-  void gather(place const& here) noexcept {
-    collective const& call = here.call;
-    auto const place_of = [&](int rank) { return call.output + to_size(rank) * call.input_bytes; };
-    host_copy(place_of(here.rank), call.input, call.input_bytes);
-    for_peers(here, [&](int rank) {
-      host_copy(place_of(rank), here.peer(rank).input, call.input_bytes);
-      count_read(member(here.rank), &here.channel == &payload ? call.input_bytes : 0);
-    });
-  }
-
-  void copy_root(place const& here) noexcept {
-    if (here.rank != here.call.root) {
-      host_copy(here.call.output, here.peer(here.call.root).input, here.call.output_bytes);
-      count_read(member(here.rank), here.call.output_bytes);
-    }
-  }
-
-  /// All ranks but this one, from the next one on, so that not all read the same one at a time.
-  template <class Function>
-  void for_peers(place const& here, Function const& function) const noexcept {
-    for (int step = 1; step < size(); ++step) {
-      function((here.rank + step) % size());
-    }
-  }
-
-  static void count_read(thread_member& reader, std::size_t bytes) noexcept {
-    reader.peer_bytes_read.fetch_add(bytes, std::memory_order_relaxed);
   }
 
   std::vector<thread_member> members_;
