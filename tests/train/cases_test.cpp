@@ -26,6 +26,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -259,6 +260,36 @@ TEST_CASE("case 17: a parameter as big as a bucket, or bigger, is reduced like a
                  check_values(sharded, engine, expected, how);
                });
   }
+}
+
+TEST_CASE(
+    "case 17: what lies between and behind parameters in a slot that others used is reduced as "
+    "zero") {
+  zero::options const options{.bucket_bytes = 0, .alignment = 4};
+  everywhere({2, 3}, options, [](communicator& comm, test::setting const& how, test::hooks& hooks) {
+    test::model engine{
+        {{{"a", 50}}, {{"b", 1}, {"c", 2}, {"d", 5}}, {{"e", 30}}, {{"f", 3}, {"g", 3}}}};
+    auto sharded = make_sharded(comm, engine.units(), plain, how);
+    std::size_t reductions = 0;
+    hooks.before_call = [&](test::collective_call const& call) {
+      if (std::string_view{call.operation} == "all_gather") {
+        return;
+      }
+      ++reductions;
+      for (zero::layout::segment const& segment : sharded.layout().segments()) {
+        if (segment.cut.padded() != call.input.size()) {
+          continue;  // each of the four has a size of its own
+        }
+        std::span<float const> const all = call.input.as<float const>();
+        float const sum = std::accumulate(all.begin(), all.end(), 0.0F);
+        CHECK_MESSAGE(sum == static_cast<float>(segment.real), how.name);
+      }
+    };
+    for (int step = 0; step < 2; ++step) {
+      test::run_step(sharded, engine, 1);
+    }
+    CHECK_MESSAGE(reductions == 8, how.name);
+  });
 }
 
 TEST_CASE("case 19: small units share a reduction, in every step alike") {

@@ -674,6 +674,26 @@ TEST_CASE("evaluation and recomputation change no result, and are metered by the
   }
 }
 
+TEST_CASE("a recomputation that ends after the backward inside it releases the unit") {
+  for (bool const overlap : {false, true}) {
+    zero::run_threads(2, [&](thread_communicator& comm) {
+      test::model engine{three_units()};
+      sharded_model sharded{comm,  engine.units(),           zero::stage3{.prefetch = 0},
+                            plain, zero::local_accumulate{}, {.overlap = overlap}};
+      auto micro = sharded.microbatch(0, 1);
+      for (std::size_t u = 3; u-- > 0;) {
+        {
+          auto const again = micro.recompute(u);
+          auto const lease = micro.backward(u);
+          CHECK(sharded.gathered().occupied == 1);
+          test::write_gradients(sharded, engine, lease, one);
+        }
+        CHECK(sharded.gathered().occupied == 0);
+      }
+    });
+  }
+}
+
 TEST_CASE("the order of units may change from step to step") {
   everywhere({1, 2, 3}, {}, [](thread_communicator& comm, test::setting const& how) {
     test::model engine{{{{"a", 5}}, {{"b", 7}}, {{"c", 3}}, {{"d", 9}}}};
