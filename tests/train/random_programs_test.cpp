@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Random models and random training loops: in every stage and overlap the same bits, and where arithmetic is
-// exact those of a dense process that knows nothing of ranks.
+// Random models and random training loops: in every stage and overlap the same bits, and where
+// arithmetic is exact those of a dense process that knows nothing of ranks.
 #include <doctest/doctest.h>
 
 #include <zero/comm/run_threads.hpp>
@@ -184,7 +184,8 @@ std::optional<float> gradient(program const& of, std::string const& name, std::s
   return static_cast<float>(roll.below(17)) - 8.0F;
 }
 
-/// Calls use(name, n) for each trainable parameter that unit `u` uses, the n-th time in this micro-batch.
+/// Calls use(name, n) for each trainable parameter that unit `u` uses, the n-th time in this
+/// micro-batch.
 template <class Use>
 void for_each_use(program const& of, std::size_t u, std::map<std::string, std::size_t>& uses,
                   Use use) {
@@ -205,8 +206,8 @@ bool counts(program const& of, microbatch_plan const& plan) {
   return plan.by_parameter ? any : !plan.backward.empty();
 }
 
-/// What a dense process makes of it, in double. Exact, as long as ranks and micro-batches are powers of two and
-/// nothing is clipped.
+/// What a dense process makes of it, in double. Exact, as long as ranks and micro-batches are
+/// powers of two and nothing is clipped.
 std::vector<test::whole_values> run_dense(program const& of, std::size_t ranks) {
   std::map<std::string, std::vector<double>> values;
   std::map<std::string, std::vector<double>> momentum;
