@@ -6,7 +6,6 @@
 #include <zero/comm/concept.hpp>
 #include <zero/comm/failure_scope.hpp>
 #include <zero/comm/metered.hpp>
-#include <zero/comm/reduce_ordered.hpp>
 #include <zero/comm/rendezvous.hpp>
 #include <zero/comm/run_threads.hpp>
 #include <zero/comm/solo.hpp>

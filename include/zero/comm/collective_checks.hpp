@@ -154,9 +154,7 @@ class collective_checks {
   void check_reducible(collective const& call) const {
     dtype const from = call.input_dtype;
     dtype const to = call.output_dtype;
-    bool const narrows = from == dtype::float32 && size_bytes(to) == 2;
-    bool const widens = size_bytes(from) == 2 && to == dtype::float32;
-    if (from != to && !narrows && !widens) {
+    if (!can_sum(from, to)) {
       refuse(call.op,
              text("a result of ", name(from),
                   from == dtype::float64   ? ""

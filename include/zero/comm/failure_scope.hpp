@@ -96,7 +96,7 @@ class failure_scope {
     constexpr std::string_view prefix = "the parent communicator failed: ";
     std::string_view cause = parent_->message_;
     cause.remove_prefix(cause.starts_with(prefix) ? prefix.size() : 0);
-    auto const here = std::ranges::find(ranks_, parent_->origin_);
+    auto const here = std::find(ranks_.begin(), ranks_.end(), parent_->origin_);
     set(here == ranks_.end() ? -1 : static_cast<int>(here - ranks_.begin()),
         [&] { return text(prefix, cause); });
   }

@@ -121,10 +121,13 @@ class rendezvous {
   /// After a failure: wait until no peer reads this rank's memory, or ever will.
   void wait_until_unread(int rank) {
     wake_.wait_until([&] {
-      return std::ranges::none_of(slots_, [&](slot const& peer) {
+      for (slot const& peer : slots_) {
         auto const where = static_cast<phase>(peer.state.load() % phases);
-        return &peer != &at(rank) && (where == phase::reducing || where == phase::copying);
-      });
+        if (&peer != &at(rank) && (where == phase::reducing || where == phase::copying)) {
+          return false;
+        }
+      }
+      return true;
     });
   }
 
@@ -175,8 +178,12 @@ class rendezvous {
   }
 
   [[nodiscard]] bool all_are(std::uint64_t sequence, phase target) const noexcept {
-    return std::ranges::all_of(
-        slots_, [&](slot const& peer) { return peer.state.load() >= state(sequence, target); });
+    for (slot const& peer : slots_) {
+      if (peer.state.load() < state(sequence, target)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   [[nodiscard]] clock::time_point last_moment(int rank, std::uint64_t sequence,

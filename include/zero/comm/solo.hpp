@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/collective.hpp>
 #include <zero/comm/collective_checks.hpp>
 #include <zero/comm/concept.hpp>
-#include <zero/comm/reduce_ordered.hpp>
 #include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
 #include <zero/device/host.hpp>
@@ -72,15 +72,17 @@ class solo_failure {
 ///
 /// Ordering: one thread at a time makes its calls; `abort` may come from any thread.
 /// @throws zero::usage_error          an argument is wrong; it can't be used any more.
-/// @throws zero::communication_error  it was aborted. An enqueued call throws in its stream.
-class solo {
+/// @throws zero::communication_error  it was aborted before the call.
+template <class Device>
+class basic_solo {
  public:
-  using device = host;
+  using device = Device;
+  using stream = typename Device::stream;
 
-  solo() : failure_{std::make_shared<detail::solo_failure>()} {}
-  solo(solo&&) noexcept = default;
-  solo& operator=(solo&&) noexcept = default;
-  ~solo() = default;
+  basic_solo() : failure_{std::make_shared<detail::solo_failure>()} {}
+  basic_solo(basic_solo&&) noexcept = default;
+  basic_solo& operator=(basic_solo&&) noexcept = default;
+  ~basic_solo() = default;
 
   [[nodiscard]] int rank() const noexcept { return 0; }
   [[nodiscard]] int size() const noexcept { return 1; }
@@ -91,25 +93,24 @@ class solo {
   }
 
   void reduce_scatter(const_any_span full, any_span shard, combine how, reduction what,
-                      host_stream& stream) {
-    reduce(check([&] { return checks().reduce_scatter(full, shard, how, what); }), stream);
+                      stream& on) {
+    reduce(check([&] { return checks().reduce_scatter(full, shard, how, what); }), on);
   }
 
-  void all_gather(const_any_span shard, any_span full, host_stream& stream) {
-    copy(check([&] { return checks().all_gather(shard, full); }), stream);
+  void all_gather(const_any_span shard, any_span full, stream& on) {
+    copy(check([&] { return checks().all_gather(shard, full); }), on);
   }
 
-  void all_reduce(const_any_span full, any_span result, combine how, reduction what,
-                  host_stream& stream) {
-    reduce(check([&] { return checks().all_reduce(full, result, how, what); }), stream);
+  void all_reduce(const_any_span full, any_span result, combine how, reduction what, stream& on) {
+    reduce(check([&] { return checks().all_reduce(full, result, how, what); }), on);
   }
 
-  void broadcast(any_span data, int root, host_stream& stream) {
-    copy(check([&] { return checks().broadcast(data, root); }), stream);
+  void broadcast(any_span data, int root, stream& on) {
+    copy(check([&] { return checks().broadcast(data, root); }), on);
   }
 
-  void barrier(host_stream& stream) {
-    copy(check([&] { return checks().barrier(); }), stream);
+  void barrier(stream& /*on*/) {
+    check([] {});
   }
 
   void exchange(std::span<std::byte const> mine, std::span<std::byte> all) {
@@ -117,15 +118,15 @@ class solo {
     detail::host_copy(call.output, call.input, call.output_bytes);
   }
 
-  [[nodiscard]] solo split(int color, [[maybe_unused]] int key) {
+  [[nodiscard]] basic_solo split(int color, [[maybe_unused]] int key) {
     check([&] { checks().split(color); });
-    return solo{std::make_shared<detail::solo_failure>(failure_)};
+    return basic_solo{std::make_shared<detail::solo_failure>(failure_)};
   }
 
   void abort(std::string_view reason) noexcept { failure_->set(reason); }
 
  private:
-  explicit solo(std::shared_ptr<detail::solo_failure> failure) noexcept
+  explicit basic_solo(std::shared_ptr<detail::solo_failure> failure) noexcept
       : failure_{std::move(failure)} {}
 
   [[nodiscard]] static detail::collective_checks checks() noexcept { return {0, 1}; }
@@ -141,25 +142,31 @@ class solo {
     }
   }
 
-  void reduce(detail::collective const& call, host_stream& stream) {
-    stream.enqueue([failure = failure_.get(), call] {
-      failure->raise_if_happened();
-      void const* const source = call.input;
-      any_span const result{call.output, call.count, call.output_dtype};
-      detail::reduce_ordered({&source, 1}, call, result);
-    });
+  void reduce(detail::collective const& call, stream& on) {
+    any_span const result = output(call);
+    if (call.how == combine::add) {
+      Device::add(on, input(call), result);
+    } else {
+      Device::convert(on, input(call), result);
+    }
   }
 
-  void copy(detail::collective const& call, host_stream& stream) {
-    stream.enqueue([failure = failure_.get(), call] {
-      failure->raise_if_happened();
-      detail::host_copy(call.output, call.input, call.output_bytes);
-    });
+  void copy(detail::collective const& call, stream& on) {
+    if (call.output_bytes != 0) {  // nor has a root's broadcast an output
+      Device::copy(on, input(call), output(call));
+    }
+  }
+
+  [[nodiscard]] static const_any_span input(detail::collective const& call) noexcept {
+    return {call.input, call.input_bytes / size_bytes(call.input_dtype), call.input_dtype};
+  }
+  [[nodiscard]] static any_span output(detail::collective const& call) noexcept {
+    return {call.output, call.output_bytes / size_bytes(call.output_dtype), call.output_dtype};
   }
 
   std::shared_ptr<detail::solo_failure> failure_;
 };
 
-static_assert(communicator<solo>);
+using solo = basic_solo<host>;
 
 }  // namespace zero::inline v0

@@ -30,8 +30,12 @@ struct alignas(128) thread_member {
   std::vector<void const*> sources;          // space for a reduction, one for each rank
 };
 
-/// The ranks of one communicator. Its payload and its control channel meet apart.
+/// The ranks of one communicator. Its payload, in memory of `Device`, and its control channel meet
+/// apart.
+template <class Device>
 class thread_group {
+  using stream = typename Device::stream;
+
  public:
   thread_group(std::mutex& tree, int size)
       : failure{tree}, payload{size, failure}, control{size, failure},
@@ -68,10 +72,37 @@ class thread_group {
     return true;
   }
 
-  /// Rank `rank`'s part in `call`, which it has issued to `channel`. Returns the sequence number.
+  /// Rank `rank`'s part in `call`, which it has issued to the payload; data moves in `on`.
   /// @throws zero::communication_error  the group has failed; no peer reads the call's memory any
   ///                                    more.
-  std::uint64_t run(rendezvous& channel, int rank, collective const& call) {
+  void run_payload(int rank, collective const& call, stream& on) {
+    run(payload, rank, call, [&](thread_place const& here) { move_data(here, on); });
+  }
+
+  /// The same in the control channel, whose bytes are the host's. Returns the sequence number.
+  std::uint64_t run_control(int rank, collective const& call) {
+    return run(control, rank, call, [&](thread_place const& here) {
+      read_peers(here, phase::copying, phase::finished, [&] { gather_bytes(here); });
+      wait_for(here, phase::finished);
+    });
+  }
+
+  /// `rank` has issued `call`, but won't come to it, since its stream failed: nor will its peers.
+  void discard(int rank, collective const& call, std::exception_ptr const& cause) noexcept {
+    failure.fail(rank, [&] {
+      return text(name(call.op), ": not run, since the stream failed before it: ", what(cause),
+                  " (rank ", rank, ")");
+    });
+    payload.end(rank);
+  }
+
+  failure_scope failure;
+  rendezvous payload;
+  rendezvous control;
+
+ private:
+  template <class Move>
+  std::uint64_t run(rendezvous& channel, int rank, collective const& call, Move const& move) {
     struct ending {
       rendezvous& channel;
       int rank;
@@ -81,25 +112,10 @@ class thread_group {
     thread_place const here{channel, rank, channel.arrive(rank, call), call};
     meet(here);
     compare(here);
-    move_data(here);
+    move(here);
     return here.sequence;
   }
 
-  /// `rank` has issued `call`, but won't come to it, since its stream failed: nor will its peers.
-  void discard(rendezvous& channel, int rank, collective const& call,
-               std::exception_ptr const& cause) noexcept {
-    failure.fail(rank, [&] {
-      return text(name(call.op), ": not run, since the stream failed before it: ", what(cause),
-                  " (rank ", rank, ")");
-    });
-    channel.end(rank);
-  }
-
-  failure_scope failure;
-  rendezvous payload;
-  rendezvous control;
-
- private:
   [[nodiscard]] static std::string what(std::exception_ptr const& cause) {
     try {
       std::rethrow_exception(cause);
@@ -212,41 +228,43 @@ class thread_group {
     });
   }
 
-  void move_data(thread_place const& here) {
+  void move_data(thread_place const& here, stream& on) {
+    thread_transfer<Device> const transfer{here, on};
     switch (here.call.op) {
-      case operation::barrier: return;
       case operation::reduce_scatter:
-        read_peers(here, phase::reducing, phase::finished,
-                   [&] { return reduce_slice(here, member(here.rank).sources); });
+        read_payload(here, phase::reducing, phase::finished,
+                     [&] { return transfer.reduce_slice(member(here.rank).sources); });
         break;
       case operation::all_reduce:
-        read_peers(here, phase::reducing, phase::reduced,
-                   [&] { return reduce_slice(here, member(here.rank).sources); });
+        read_payload(here, phase::reducing, phase::reduced,
+                     [&] { return transfer.reduce_slice(member(here.rank).sources); });
         wait_for(here, phase::reduced);
-        read_peers(here, phase::copying, phase::finished, [&] { return gather_results(here); });
+        read_payload(here, phase::copying, phase::finished,
+                     [&] { return transfer.gather_results(); });
         break;
       case operation::broadcast:
-        read_peers(here, phase::copying, phase::finished, [&] { return copy_root(here); });
+        read_payload(here, phase::copying, phase::finished, [&] { return transfer.copy_root(); });
         break;
       case operation::all_gather:
-      case operation::exchange:
-      case operation::split:
-        read_peers(here, phase::copying, phase::finished, [&] { return gather_inputs(here); });
+        read_payload(here, phase::copying, phase::finished,
+                     [&] { return transfer.gather_inputs(); });
         break;
+      default: return;  // a barrier
     }
     wait_for(here, phase::finished);
   }
 
   /// `copy` returns the bytes that it has read from peers.
   template <class Copy>
+  void read_payload(thread_place const& here, phase during, phase after, Copy const& copy) {
+    read_peers(here, during, after, [&] {
+      member(here.rank).peer_bytes_read.fetch_add(copy(), std::memory_order_relaxed);
+    });
+  }
+
+  template <class Copy>
   void read_peers(thread_place const& here, phase during, phase after, Copy const& copy) {
-    auto const counted = [&] {
-      std::uint64_t const bytes = copy();
-      if (&here.channel == &payload) {
-        member(here.rank).peer_bytes_read.fetch_add(bytes, std::memory_order_relaxed);
-      }
-    };
-    if (!here.channel.read_peers(here.rank, here.sequence, during, after, counted)) {
+    if (!here.channel.read_peers(here.rank, here.sequence, during, after, copy)) {
       give_up(here);
     }
   }

@@ -36,7 +36,8 @@ struct thread_options {
   std::chrono::milliseconds deadline = std::chrono::minutes{10};
 };
 
-/// One rank's handle to a group of threads. A moved-from one can only be destroyed or assigned to.
+/// One rank's handle to a group of threads, in memory of `Device`. A moved-from one can
+/// only be destroyed or assigned to.
 ///
 /// Ordering:   one thread at a time makes a rank's calls. `abort` may come from any thread,
 ///             `exchange` and `split` from work in the rank's stream.
@@ -44,38 +45,40 @@ struct thread_options {
 ///             error.
 /// @throws zero::usage_error          an argument is wrong. The peers get an error, too.
 /// @throws zero::communication_error  the group has failed. An enqueued call throws in its stream.
-class thread_communicator {
+template <class Device>
+class basic_thread_communicator {
  public:
-  using device = host;
+  using device = Device;
+  using stream = typename Device::stream;
 
   /// Handles for ranks 0 to `ranks` - 1, each to be given to a thread of its own.
   /// @throws zero::usage_error  fewer than one rank, or a deadline that isn't in the future.
-  [[nodiscard]] static std::vector<thread_communicator> create(int ranks,
-                                                               thread_options options = {}) {
+  [[nodiscard]] static std::vector<basic_thread_communicator> create(int ranks,
+                                                                     thread_options options = {}) {
     if (ranks < 1) {
       throw usage_error{
           detail::text("thread_communicator: expected at least 1 rank, actual ", ranks)};
     }
-    auto const family = std::make_shared<detail::thread_family>(ranks);
-    std::vector<thread_communicator> all;
+    auto const family = std::make_shared<detail::thread_family<Device>>(ranks);
+    std::vector<basic_thread_communicator> all;
     all.reserve(static_cast<std::size_t>(ranks));
     for (int rank = 0; rank < ranks; ++rank) {
-      all.push_back(thread_communicator{family, family->root(), rank});
+      all.push_back(basic_thread_communicator{family, family->root(), rank});
       all.back().set_deadline(options.deadline);
     }
     return all;
   }
 
-  thread_communicator(thread_communicator&&) noexcept = default;
-  thread_communicator& operator=(thread_communicator&& other) noexcept {
-    thread_communicator taken{std::move(other)};
+  basic_thread_communicator(basic_thread_communicator&&) noexcept = default;
+  basic_thread_communicator& operator=(basic_thread_communicator&& other) noexcept {
+    basic_thread_communicator taken{std::move(other)};
     std::swap(family_, taken.family_);
     std::swap(group_, taken.group_);
     std::swap(rank_, taken.rank_);
     return *this;
   }
   /// Returns at once: it waits for no peer.
-  ~thread_communicator() {
+  ~basic_thread_communicator() {
     if (family_ != nullptr) {
       family_->leave(*group_, rank_);
     }
@@ -94,20 +97,20 @@ class thread_communicator {
   ///
   /// Shapes:     full [shard_size * P]; shard [shard_size], apart from full or its slice `rank`.
   /// Units:      elements: the shard has full's dtype, or one is float32 and the other has 16 bits.
-  /// Ordering:   enqueued on `stream`.
+  /// Ordering:   enqueued on `on`.
   /// Collective: every rank, with the same size, dtypes, `how` and `what`.
   void reduce_scatter(const_any_span full, any_span shard, combine how, reduction what,
-                      host_stream& stream) {
-    enqueue(stream, [&] { return checks().reduce_scatter(full, shard, how, what); });
+                      stream& on) {
+    enqueue(on, [&] { return checks().reduce_scatter(full, shard, how, what); });
   }
 
   /// Collect the shards of all ranks.
   ///
   /// Shapes:     shard [shard_size], apart from full or its slice `rank`; full [shard_size * P].
-  /// Ordering:   enqueued on `stream`.
+  /// Ordering:   enqueued on `on`.
   /// Collective: every rank, with the same size and dtype.
-  void all_gather(const_any_span shard, any_span full, host_stream& stream) {
-    enqueue(stream, [&] { return checks().all_gather(shard, full); });
+  void all_gather(const_any_span shard, any_span full, stream& on) {
+    enqueue(on, [&] { return checks().all_gather(shard, full); });
   }
 
   /// Sum `full` over all ranks: the bits of a reduce-scatter (over slices of ceil(n / P) elements)
@@ -115,25 +118,24 @@ class thread_communicator {
   ///
   /// Shapes:     full [n], result [n], apart or (with `overwrite`) the same.
   /// Units:      elements: dtypes as in `reduce_scatter`.
-  /// Ordering:   enqueued on `stream`.
+  /// Ordering:   enqueued on `on`.
   /// Collective: every rank, with the same size, dtypes, `how` and `what`. With `add`, the result
   ///             holds the same values on every rank: each slice is added to those of one rank.
-  void all_reduce(const_any_span full, any_span result, combine how, reduction what,
-                  host_stream& stream) {
-    enqueue(stream, [&] { return checks().all_reduce(full, result, how, what); });
+  void all_reduce(const_any_span full, any_span result, combine how, reduction what, stream& on) {
+    enqueue(on, [&] { return checks().all_reduce(full, result, how, what); });
   }
 
   /// Copy rank `root`'s elements to all ranks.
   ///
-  /// Ordering:   enqueued on `stream`.
+  /// Ordering:   enqueued on `on`.
   /// Collective: every rank, with the same size, dtype and root.
-  void broadcast(any_span data, int root, host_stream& stream) {
-    enqueue(stream, [&] { return checks().broadcast(data, root); });
+  void broadcast(any_span data, int root, stream& on) {
+    enqueue(on, [&] { return checks().broadcast(data, root); });
   }
 
   /// Wait, in the stream, until all ranks' streams are here.
-  void barrier(host_stream& stream) {
-    enqueue(stream, [&] { return checks().barrier(); });
+  void barrier(stream& on) {
+    enqueue(on, [&] { return checks().barrier(); });
   }
 
   /// Collect `mine` of all ranks in `all`.
@@ -153,7 +155,7 @@ class thread_communicator {
   /// Ordering:   blocks, as `exchange`.
   /// Collective: every rank.
   /// @throws zero::usage_error  a negative color.
-  [[nodiscard]] thread_communicator split(int color, int key) {
+  [[nodiscard]] basic_thread_communicator split(int color, int key) {
     check([&] { checks().split(color); });
     try {
       return split_off(color, key);
@@ -186,18 +188,21 @@ class thread_communicator {
 
   /// A call as a stream's work.
   struct enqueued_call {
-    detail::thread_group* group;
+    detail::thread_group<Device>* group;
     int rank;
     detail::collective call;
 
-    void operator()() const { group->run(group->payload, rank, call); }
+    void operator()() const {
+      host_stream now;  // whose work is the stream's
+      group->run_payload(rank, call, now);
+    }
     void discarded(std::exception_ptr const& cause) const noexcept {
-      group->discard(group->payload, rank, call, cause);
+      group->discard(rank, call, cause);
     }
   };
 
-  thread_communicator(std::shared_ptr<detail::thread_family> family, detail::thread_group& group,
-                      int rank) noexcept
+  basic_thread_communicator(std::shared_ptr<detail::thread_family<Device>> family,
+                            detail::thread_group<Device>& group, int rank) noexcept
       : family_{std::move(family)}, group_{&group}, rank_{rank} {}
 
   [[nodiscard]] detail::collective_checks checks() const noexcept { return {rank_, size()}; }
@@ -215,21 +220,21 @@ class thread_communicator {
   }
 
   template <class Function>
-  void enqueue(host_stream& stream, Function const& function) {
+  void enqueue(stream& on, Function const& function) {
     detail::collective const call = check([&] {
       detail::collective const made = function();
-      check_stream(made.op, stream);
+      check_stream(made.op, on);
       return made;
     });
     group_->payload.issue(rank_);
-    stream.enqueue(enqueued_call{group_, rank_, call});
+    on.enqueue(enqueued_call{group_, rank_, call});
   }
 
   /// Work of two streams could overtake each other, differently on every rank.
-  void check_stream(detail::operation op, host_stream const& stream) {
-    void const* const last = group_->member(rank_).stream.exchange(&stream);
+  void check_stream(detail::operation op, stream const& on) {
+    void const* const last = group_->member(rank_).stream.exchange(&on);
     std::uint64_t const open = group_->payload.issued(rank_) - group_->payload.ended(rank_);
-    if (last != &stream && open != 0) {
+    if (last != &on && open != 0) {
       throw usage_error{
           detail::text(name(op), ": expected the stream of this rank's ", open,
                        " unfinished calls, actual another, which needs a communicator of "
@@ -247,10 +252,10 @@ class thread_communicator {
                                        rank_, ")")};
       }
     });
-    return group_->run(group_->control, rank_, call);
+    return group_->run_control(rank_, call);
   }
 
-  [[nodiscard]] thread_communicator split_off(int color, int key) {
+  [[nodiscard]] basic_thread_communicator split_off(int color, int key) {
     vote const mine{color, key};
     std::vector<vote> votes(static_cast<std::size_t>(size()));
     detail::collective call = checks().exchange(std::as_bytes(std::span{&mine, 1}),
@@ -264,18 +269,19 @@ class thread_communicator {
         ranks.push_back(rank);
       }
     }
-    std::ranges::stable_sort(ranks, {}, key_of);
-    auto const here = std::ranges::find(ranks, rank_) - ranks.begin();
-    detail::thread_group& part = family_->child(*group_, sequence, color, ranks);
+    std::stable_sort(ranks.begin(), ranks.end(),
+                     [&](int a, int b) { return key_of(a) < key_of(b); });
+    auto const here = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    detail::thread_group<Device>& part = family_->child(*group_, sequence, color, ranks);
     part.member(static_cast<int>(here)).deadline_ms = group_->member(rank_).deadline_ms.load();
     return {family_, part, static_cast<int>(here)};
   }
 
-  std::shared_ptr<detail::thread_family> family_;
-  detail::thread_group* group_;
+  std::shared_ptr<detail::thread_family<Device>> family_;
+  detail::thread_group<Device>* group_;
   int rank_;
 };
 
-static_assert(communicator<thread_communicator>);
+using thread_communicator = basic_thread_communicator<host>;
 
 }  // namespace zero::inline v0

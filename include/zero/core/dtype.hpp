@@ -70,6 +70,13 @@ using accumulate_type = std::conditional_t<dtype_of<T> == dtype::float64, double
   return type == dtype::float64 ? dtype::float64 : dtype::float32;
 }
 
+/// Whether sums of `from`, kept in its accumulate type, are rounded to `to`: the same dtype, or
+/// float32 and a 16-bit one.
+[[nodiscard]] constexpr bool can_sum(dtype from, dtype to) noexcept {
+  return from == to || (from == dtype::float32 && size_bytes(to) == 2) ||
+         (size_bytes(from) == 2 && to == dtype::float32);
+}
+
 /// Call `function(std::type_identity<T>{})` with the library's own type T of `type`.
 template <class Function>
 constexpr decltype(auto) visit(dtype type, Function&& function) {

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <span>
 #include <string_view>
 
 #if defined(__linux__)
@@ -21,6 +22,7 @@
 
 /// @file
 /// `host`: the device whose memory is the process's own and whose work runs on the processor.
+/// Operations with kernels are templates, so that who doesn't call them doesn't compile them.
 
 namespace zero::inline v0 {
 
@@ -78,21 +80,38 @@ class host {
 
   /// Convert elements between dtypes, rounding to nearest, ties to even. The spans don't overlap.
   /// @throws zero::usage_error  another size.
+  template <class = void>
   static void convert(stream& stream, const_any_span from, any_span to) {
     check_sizes("host::convert", from, to);
     stream.enqueue([from, to] { detail::host_convert(from, to); });
   }
 
-  /// Add elements of one dtype to others, in their accumulate type, rounded once. The spans don't
-  /// overlap.
-  /// @throws zero::usage_error  another size or dtype.
+  /// Add elements to others: `sum` of one source. The spans don't overlap.
+  /// @throws zero::usage_error  another size, or dtypes that `sum` doesn't take.
+  template <class = void>
   static void add(stream& stream, const_any_span from, any_span to) {
-    check_dtypes("host::add", from, to);
     check_sizes("host::add", from, to);
+    if (!can_sum(from.dtype(), to.dtype())) {
+      check_dtypes("host::add", from, to);
+    }
     stream.enqueue([from, to] {
       std::array<void const*, 1> const sources{from.data()};
       detail::ordered_sum(sources, from.dtype(), to, true, 1);
     });
+  }
+
+  /// to[i] = (sources[0][i] + sources[1][i] + ...) * scale, or with `add` that much more: in order,
+  /// in the accumulate type of `source`, rounded to `to` once. With `add` the rounded value is
+  /// added in the arithmetic of `to`, and rounded.
+  ///
+  /// Shapes:   every source has `to.size()` elements; `to` may be one of them. The list of sources
+  ///           outlives the work.
+  /// @throws zero::usage_error  no source, or dtypes that differ, unless one is float32 and the
+  ///                            other 16 bits wide.
+  template <class = void>
+  static void sum(stream& stream, std::span<void const* const> sources, dtype source, any_span to,
+                  bool add, double scale) {
+    stream.enqueue([=] { detail::ordered_sum(sources, source, to, add, scale); });
   }
 
   /// Run `function(first, count)` over ranges that cover the elements [0, n) once each.

@@ -37,8 +37,9 @@ template <element To, element From>
 }
 
 /// Convert element by element. `to` has the size of `from`; the ranges don't overlap, or have one
-/// dtype and are the same.
-inline void host_convert(const_any_span from, any_span to) noexcept {
+/// dtype and are the same. A template, so that who doesn't call it doesn't compile the kernels.
+template <class = void>
+void host_convert(const_any_span from, any_span to) noexcept {
   if (from.dtype() == to.dtype()) {
     host_copy(to.data(), from.data(), from.bytes());
     return;

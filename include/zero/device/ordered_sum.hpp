@@ -21,12 +21,6 @@
 
 namespace zero::inline v0::detail {
 
-/// Sums are kept in the accumulate type of the source, and rounded to the destination.
-template <element Source, element Destination>
-inline constexpr bool can_sum = std::is_same_v<Source, Destination> ||
-                                (sizeof(Source) == 2 && std::is_same_v<Destination, float>) ||
-                                (std::is_same_v<Source, float> && sizeof(Destination) == 2);
-
 /// What is left to do with a sum.
 template <class Accumulate>
 struct sum_end {
@@ -171,8 +165,10 @@ void sum_many(std::span<void const* const> sources, Destination* to, std::size_t
 /// @throws zero::usage_error  no source, or dtypes that can't be summed: the destination has the
 ///                            sources' dtype, or one of the two is float32 and the other 16 bits
 ///                            wide.
-inline void ordered_sum(std::span<void const* const> sources, dtype source_type,
-                        any_span destination, bool add, double scale) {
+/// A template, so that who doesn't call it doesn't compile the kernels.
+template <class = void>
+void ordered_sum(std::span<void const* const> sources, dtype source_type, any_span destination,
+                 bool add, double scale) {
   if (sources.empty()) {
     throw usage_error{"ordered_sum: expected at least 1 source, actual 0"};
   }
@@ -183,7 +179,7 @@ inline void ordered_sum(std::span<void const* const> sources, dtype source_type,
   }
   visit(source_type, [&]<class Source>(std::type_identity<Source>) {
     visit(destination.dtype(), [&]<class Destination>(std::type_identity<Destination>) {
-      if constexpr (can_sum<Source, Destination>) {
+      if constexpr (can_sum(dtype_of<Source>, dtype_of<Destination>)) {
         using accumulate = accumulate_type<Source>;
         auto* const to = static_cast<Destination*>(destination.data());
         sum_end<accumulate> const end{static_cast<accumulate>(scale), add};
