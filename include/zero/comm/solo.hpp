@@ -169,4 +169,6 @@ class basic_solo {
 
 using solo = basic_solo<host>;
 
+static_assert(communicator<solo>);
+
 }  // namespace zero::inline v0

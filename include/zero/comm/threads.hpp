@@ -284,4 +284,6 @@ class basic_thread_communicator {
 
 using thread_communicator = basic_thread_communicator<host>;
 
+static_assert(communicator<thread_communicator>);
+
 }  // namespace zero::inline v0
