@@ -27,22 +27,24 @@ struct byte_counts {
   std::uint64_t gathered_units = 0;
   std::uint64_t gradient_buckets = 0;
   std::uint64_t staging = 0;
+  std::uint64_t control = 0;
   std::uint64_t engine = 0;
   std::uint64_t padding = 0;
 
   [[nodiscard]] std::uint64_t peak() const {
     return parameters + gradients + optimizer_state + gathered_units + gradient_buckets + staging +
-           engine + padding;
+           control + engine + padding;
   }
 
   /// Names and numbers, in the order of the table.
-  [[nodiscard]] std::array<std::pair<std::string_view, std::uint64_t>, 9> named() const {
+  [[nodiscard]] std::array<std::pair<std::string_view, std::uint64_t>, 10> named() const {
     return {{{"parameters", parameters},
              {"gradients", gradients},
              {"optimizer_state", optimizer_state},
              {"gathered_units", gathered_units},
              {"gradient_buckets", gradient_buckets},
              {"staging", staging},
+             {"control", control},
              {"engine", engine},
              {"padding", padding},
              {"peak", peak()}}};
@@ -69,6 +71,8 @@ struct formula {
   std::uint64_t r = 4;
   std::uint64_t g = 4;
   std::uint64_t o = 8;
+  std::uint64_t hyperparameter_bytes = 40;  ///< of the optimizer
+  std::uint64_t derived_bytes = 112;        ///< what it derives from them for a parameter
 
   [[nodiscard]] byte_counts bytes() const {
     byte_counts out;
@@ -108,6 +112,15 @@ struct formula {
       add(out.gathered_units, keep_after_forward ? whole : largest * std::min(count, 1 + prefetch),
           p);
     }
+    // What a step keeps beside tensors, in units of 16 bytes.
+    std::uint64_t n = 0;
+    for (auto const& unit : units) {
+      n += unit.size();
+    }
+    out.control = 96 + round_up(hyperparameter_bytes, 16) + n * derived_bytes +
+                  round_up(8 * n, 16) + 2 * round_up(n, 16) +
+                  (1 + ranks) * (round_up(40 + n, 16) + 16);
+    out.padding += round_up(out.control, 64) - out.control;
     return out;
   }
 

@@ -104,6 +104,8 @@ formula formula_of(settings const& settings, int stage, int rank) {
   out.g = 4;
   std::uint64_t const states = settings.optimizer == optimizer::sgd ? 1 : 2;
   out.o = 4 * (states + (settings.bf16 ? 1 : 0));  // the master weights
+  out.hyperparameter_bytes = states == 1 ? 32 : 40;
+  out.derived_bytes = states == 1 ? 64 : 112;
   return out;
 }
 
@@ -114,6 +116,7 @@ byte_counts counts(zero::memory_bytes const& bytes) {
           .gathered_units = bytes[zero::category::gathered_units],
           .gradient_buckets = bytes[zero::category::gradient_buckets],
           .staging = bytes[zero::category::staging],
+          .control = bytes[zero::category::control],
           .engine = bytes[zero::category::engine],
           .padding = bytes.padding};
 }

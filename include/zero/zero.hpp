@@ -53,6 +53,7 @@
 #include <zero/train/accumulation.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/binding.hpp>
+#include <zero/train/control.hpp>
 #include <zero/train/gradient_reducer.hpp>
 #include <zero/train/lease.hpp>
 #include <zero/train/memory_map.hpp>
@@ -63,6 +64,7 @@
 #include <zero/train/precision.hpp>
 #include <zero/train/sharded_model.hpp>
 #include <zero/train/stage.hpp>
+#include <zero/train/step_kernels.hpp>
 #include <zero/train/update.hpp>
 
 /// @file

@@ -29,6 +29,13 @@ std::string message_of(Wait wait) {
   return "nothing was thrown";
 }
 
+/// The event of all that `stream` was given.
+zero::host_event record(zero::host_stream& stream) {
+  zero::host_event event;
+  stream.record(event);
+  return event;
+}
+
 /// Work that keeps a stream busy until it is opened.
 struct gate {
   std::atomic<bool> opened{false};
@@ -52,7 +59,7 @@ TEST_CASE("an inline stream runs work in the caller before enqueue returns") {
   std::thread::id ran_on;
   stream.enqueue([&] { ran_on = std::this_thread::get_id(); });
   CHECK(ran_on == std::this_thread::get_id());
-  CHECK(stream.record().ready());
+  CHECK(record(stream).ready());
   stream.synchronize();
 }
 
@@ -122,18 +129,18 @@ TEST_CASE("what can't be held in the ring is no work") {
 
 TEST_CASE("an event is ready once the work before it has run, whatever comes after") {
   zero::host_stream stream{true};
-  zero::host_event const before = stream.record();
+  zero::host_event const before = record(stream);
   CHECK(before.ready());
   gate first;
   gate second;
   first.close(stream);
-  zero::host_event const after_first = stream.record();
+  zero::host_event const after_first = record(stream);
   second.close(stream);
   CHECK_FALSE(after_first.ready());
   first.opened = true;
   after_first.wait();
   CHECK(after_first.ready());
-  zero::host_event const after_second = stream.record();
+  zero::host_event const after_second = record(stream);
   CHECK_FALSE(after_second.ready());
   second.opened = true;
   after_second.wait();
@@ -159,9 +166,9 @@ TEST_CASE("a stream that waits for another's event runs later work after the eve
     int seen = 0;
     for (int i = 0; i < 10; ++i) {
       producer.enqueue([&value] { ++value; });
-      consumer.wait(producer.record());
+      consumer.wait(record(producer));
       consumer.enqueue([&value, &seen] { seen = seen * 2 + value; });
-      producer.wait(consumer.record());
+      producer.wait(record(consumer));
     }
     producer.synchronize();
     consumer.synchronize();
@@ -175,7 +182,7 @@ TEST_CASE("an inline stream waits for another's event in the caller") {
   zero::host_stream inline_stream;
   int value = 0;
   producer.enqueue([&value] { value = 3; });
-  inline_stream.wait(producer.record());
+  inline_stream.wait(record(producer));
   CHECK(value == 3);
 }
 
@@ -183,7 +190,7 @@ TEST_CASE("a stream may wait for its own event") {
   zero::host_stream stream{true};
   int value = 0;
   stream.enqueue([&value] { value = 1; });
-  stream.wait(stream.record());
+  stream.wait(record(stream));
   stream.enqueue([&value] { value *= 5; });
   stream.synchronize();
   CHECK(value == 5);
@@ -244,9 +251,9 @@ TEST_CASE("a threaded stream keeps the first exception and discards later work")
   bool before = false;
   bool after = false;
   stream.enqueue([&before] { before = true; });
-  zero::host_event const good = stream.record();
+  zero::host_event const good = record(stream);
   stream.enqueue([] { throw failure{"first"}; });
-  zero::host_event const bad = stream.record();
+  zero::host_event const bad = record(stream);
   stream.enqueue([&after] {
     after = true;
     throw failure{"second"};
@@ -266,10 +273,10 @@ TEST_CASE("a failure reaches the streams that wait for it") {
   zero::host_stream inline_stream;
   bool ran = false;
   producer.enqueue([] { throw failure{"upstream"}; });
-  consumer.wait(producer.record());
+  consumer.wait(record(producer));
   consumer.enqueue([&ran] { ran = true; });
   CHECK(message_of([&] { consumer.synchronize(); }) == "upstream");
-  CHECK(message_of([&] { inline_stream.wait(producer.record()); }) == "upstream");
+  CHECK(message_of([&] { inline_stream.wait(record(producer)); }) == "upstream");
   CHECK_FALSE(ran);
 }
 
@@ -315,10 +322,10 @@ TEST_CASE("after construction a stream and its events allocate nothing") {
     long const before = counting_new::calls;
     for (int i = 0; i < 1000; ++i) {
       stream.enqueue([&sum, i] { sum += i; });
-      zero::host_event const event = stream.record();
+      zero::host_event const event = record(stream);
       other.wait(event);
       other.enqueue([&sum] { sum += 1; });
-      stream.wait(other.record());
+      stream.wait(record(other));
       event.wait();
     }
     stream.synchronize();

@@ -63,6 +63,7 @@ TEST_CASE("the host's operations allocate nothing") {
   for (bool const threaded : {false, true}) {
     zero::host_stream stream{threaded};
     stream.synchronize();
+    sum = 0.0F;
     long const calls = counting_new::calls;
     zero::host::fill_zero(stream, std::span{a});
     zero::host::convert(stream, std::span{a}, std::span{b});
@@ -70,12 +71,12 @@ TEST_CASE("the host's operations allocate nothing") {
     zero::host::launch(stream, 100, [&a](std::size_t first, std::size_t count) {
       std::fill_n(a.begin() + first, count, 2.0F);
     });
-    zero::host::reduce(
+    zero::host::accumulate(
         stream, 100,
         [&a](std::size_t first, std::size_t count) {
           return std::accumulate(a.begin() + first, a.begin() + first + count, 0.0F);
         },
-        &sum);
+        &sum, nullptr);
     stream.synchronize();
     CHECK(counting_new::calls == calls);
     CHECK(sum == 200.0F);

@@ -39,7 +39,7 @@ def train(*flags):
 
 
 CATEGORIES = ["parameters", "gradients", "optimizer_state", "gathered_units", "gradient_buckets",
-              "staging", "engine"]
+              "staging", "control", "engine"]
 
 
 def check_agreement(one, table):

@@ -44,7 +44,7 @@ class bench {
            static_cast<std::uint64_t>(threads.size()),
            {.bucket_bytes = bucket_bytes, .alignment = 1}},
         comm{communicator{threads.split(0, threads.rank()), log}}, shards_(of.segments().size()),
-        slots_(options.slots), resident{of, comm, stream, options, memory()} {
+        slots_(options.slots), resident{of, comm, stream, stream, options, memory()} {
     log.describe = [this](test::call const& made) {
       for (std::size_t s = 0; s < shards_.size(); ++s) {
         if (made.from.data() == shards_[s].data()) {

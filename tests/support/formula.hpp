@@ -70,13 +70,14 @@ struct memory {
   std::uint64_t gathered_units = 0;
   std::uint64_t gradient_buckets = 0;
   std::uint64_t staging = 0;
+  std::uint64_t control = 0;
   std::uint64_t engine = 0;
   std::uint64_t padding = 0;
   std::uint64_t bind_peak = 0;
 
   [[nodiscard]] std::uint64_t arena() const {
     return parameters + gradients + optimizer_state + gathered_units + gradient_buckets + staging +
-           padding;
+           control + padding;
   }
   [[nodiscard]] std::uint64_t peak() const { return arena() + engine; }
 
@@ -85,8 +86,8 @@ struct memory {
     return out << "{parameters " << m.parameters << ", gradients " << m.gradients
                << ", optimizer_state " << m.optimizer_state << ", gathered_units "
                << m.gathered_units << ", gradient_buckets " << m.gradient_buckets << ", staging "
-               << m.staging << ", engine " << m.engine << ", padding " << m.padding
-               << ", bind_peak " << m.bind_peak << "}";
+               << m.staging << ", control " << m.control << ", engine " << m.engine << ", padding "
+               << m.padding << ", bind_peak " << m.bind_peak << "}";
   }
 };
 
@@ -155,6 +156,7 @@ class expectation {
     add_gather_slots(out);
     add_gradient_slots(out);
     add_staging(out);
+    add_control(out);
     std::uint64_t held = 0;
     for (unit const& u : model_) {
       for (parameter const& p : u.parameters) {
@@ -433,6 +435,23 @@ class expectation {
       largest.widen(values);
     }
     range(out, &memory::staging, largest.real, largest.total);
+  }
+
+  /// Everything in units of 16 bytes: 96 of state; hyperparameters; for each parameter what the
+  /// optimizer derives from them, a count of 8 bytes and two of 1; a message of 40 bytes and a flag
+  /// per parameter, of this rank and of all; a sum of 16 bytes alike.
+  void add_control(memory& out) const {
+    std::uint64_t parameters = 0;
+    for (unit const& u : model_) {
+      parameters += u.parameters.size();
+    }
+    // plain_sgd: 2 doubles, 2 vectors; sgd: 4 and 4 (with a flag); adam and adamw: 5 and 7.
+    std::uint64_t const hyperparameters = run_.states == 0 ? 16 : run_.states == 1 ? 32 : 48;
+    std::uint64_t const derived = run_.states == 0 ? 32 : run_.states == 1 ? 64 : 112;
+    std::uint64_t const bytes = 96 + hyperparameters + parameters * derived +
+                                up(parameters * 8, 16) + 2 * up(parameters, 16) +
+                                (1 + run_.ranks) * (up(40 + parameters, 16) + 16);
+    range(out, &memory::control, bytes, bytes);
   }
 
   model model_;

@@ -137,12 +137,12 @@ class simulated_stream {
     enqueue(0, std::function<void()>{work});
   }
 
-  [[nodiscard]] simulated_event record() { return simulated_event{queue_}; }
+  void record(simulated_event& event) { event = simulated_event{queue_}; }
   void wait(simulated_event const& event) {
     queue_->not_before(event.end());
     enqueue([event] { event.wait(); });
   }
-  void synchronize() { record().wait(); }
+  void synchronize() { simulated_event{queue_}.wait(); }
 
  private:
   bool asynchronous_;
@@ -157,6 +157,18 @@ class simulated_device {
 
   static constexpr std::string_view name = "simulated";
   static constexpr std::size_t alignment_bytes = zero::host::alignment_bytes;
+  static constexpr std::size_t reduce_blocks = 0;
+  static constexpr bool has_host_memory = true;
+  static constexpr bool any_collective_order = true;
+
+  [[nodiscard]] static stream engine_stream(void* /*native*/) { return stream{false}; }
+  [[nodiscard]] static stream communication_stream(bool overlap, void* /*native*/) {
+    return stream{overlap};
+  }
+  [[nodiscard]] static void* allocate_host(std::size_t bytes) { return allocate(bytes); }
+  static void deallocate_host(void* memory, std::size_t bytes) noexcept {
+    deallocate(memory, bytes);
+  }
 
   [[nodiscard]] static void* allocate(std::size_t bytes) { return zero::host::allocate(bytes); }
   static void deallocate(void* memory, std::size_t bytes) noexcept {
@@ -175,6 +187,16 @@ class simulated_device {
       zero::host::copy(now, from, to);
     });
   }
+  static void upload(stream& on, zero::const_any_span from, zero::any_span to) {
+    copy(on, from, to);
+    on.synchronize();
+  }
+  static void download(stream& on, zero::const_any_span from, zero::any_span to) {
+    upload(on, from, to);
+  }
+  static void publish(stream& on, zero::const_any_span from, zero::any_span to) {
+    copy(on, from, to);
+  }
   static void convert(stream& on, zero::const_any_span from, zero::any_span to) {
     on.enqueue([from, to] {
       zero::host_stream now;
@@ -192,8 +214,9 @@ class simulated_device {
     on.enqueue([n, function]() mutable { function(std::size_t{0}, n); });
   }
   template <class T, class Function>
-  static void reduce(stream& on, std::size_t n, Function function, T* result) {
-    on.enqueue([n, function, result]() mutable { *result = function(std::size_t{0}, n); });
+  static void accumulate(stream& on, std::size_t n, Function function, T* result,
+                         void* /*scratch*/) {
+    on.enqueue([n, function, result]() mutable { *result += function(std::size_t{0}, n); });
   }
 };
 

@@ -182,6 +182,7 @@ void check(zero::layout const& layout, memory_map const& map,
     all.add(slot, unreduced);
   }
   all.add(map.staging, staged);
+  all.add(map.control, options.control_bytes);
   CHECK((staged == 0) == (map.staging == memory_map::none));
 
   CHECK(all.aligned());
@@ -219,7 +220,8 @@ void check_all(std::vector<test::model_case> const& models, int below_stage) {
                                                    .rank = rank,
                                                    .states = 2,
                                                    .value_stays = model.value_stays,
-                                                   .gradient_stays = model.gradient_stays};
+                                                   .gradient_stays = model.gradient_stays,
+                                                   .control_bytes = 1000};
             INFO(test::title(each, run, settings, rank));
             check(layout, memory_map{layout, options}, options);
           }

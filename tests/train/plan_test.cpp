@@ -114,8 +114,14 @@ TEST_CASE("a plan by hand: 10 and 6 floats over 4 ranks") {
   CHECK(whole.bytes[category::parameters] == 16 * 4);
   CHECK(whole.bytes[category::gradients] == 16 * 4);
   CHECK(whole.bytes[category::optimizer_state] == 2 * 16 * 4);
-  CHECK(whole.bytes.padding == 4 * (2 * 64 * 4 - 16 * 4));  // 4 things, 2 segments of 64 elements
-  CHECK(whole.bytes.peak() == 4 * 2 * 64 * 4);
+  // Control, in units of 16 bytes: 96; 5 hyperparameters; 7 vectors for each parameter; 2 counts;
+  // 2 + 2 flags; a message of 40 bytes and 2 flags, and a sum, of this rank and of all 4.
+  constexpr std::uint64_t control = 96 + 48 + 2 * 7 * 16 + 16 + 16 + 16 + 5 * (48 + 16);
+  CHECK(whole.bytes[category::control] == control);
+  CHECK(control == 736);  // and 32 to the next multiple of 64
+  // 4 things, 2 segments of 64 elements
+  CHECK(whole.bytes.padding == 4 * (2 * 64 * 4 - 16 * 4) + 32);
+  CHECK(whole.bytes.peak() == 4 * 2 * 64 * 4 + 768);
   CHECK(whole.bind_peak_bytes == whole.bytes.peak());
   CHECK(whole.sent_bytes_per_step() == 2 * 3 * 2 * 16 * 4);  // (r + g) to 3 peers, 2 slices of 16
 
@@ -126,7 +132,7 @@ TEST_CASE("a plan by hand: 10 and 6 floats over 4 ranks") {
   CHECK(first.bytes[category::optimizer_state] == 2 * 16 * 4);
   CHECK(first.bytes[category::gathered_units] == 10 * 4);        // one slot
   CHECK(first.bytes[category::gradient_buckets] == 2 * 10 * 4);  // two
-  CHECK(first.bytes.peak() == 4 * 2 * 16 * 4 + 3 * 64 * 4);
+  CHECK(first.bytes.peak() == 4 * 2 * 16 * 4 + 3 * 64 * 4 + 768);
   zero::plan const last = plan_of(zero::stage3{.prefetch = 0}, zero::reduce_per_microbatch{}, 3);
   CHECK(last.bytes[category::parameters] == 0);
   CHECK(last.bytes[category::gradients] == 0);
@@ -162,7 +168,8 @@ TEST_CASE("a plan of sizes that divide has no padding, and is the theory's table
       for (zero::stage const at :
            {zero::stage(zero::stage0{}), zero::stage(zero::stage1{}), stage1_all_reduce,
             zero::stage(zero::stage2{}), zero::stage(zero::stage3{}), kept}) {
-        CHECK(plan_of(at, per_microbatch).bytes.padding == 0);
+        zero::memory_bytes const bytes = plan_of(at, per_microbatch).bytes;
+        CHECK(bytes.padding == 64 - bytes[category::control] % 64);
       }
     }
     CHECK(persistent(plan_of(zero::stage0{}, false)) == (p + g + o) * all);
@@ -422,7 +429,8 @@ TEST_CASE("a plan of an empty model, and of a model with empty units, is empty")
     units.resize(n);
     for (test::run_case const& run : test::run_cases()) {
       zero::plan const plan = zero::make_plan(3, 1, units, run.stage, zero::adamw{}, run.policy);
-      CHECK(plan.bytes == zero::memory_bytes{});
+      // Two units of 64 bytes for hyperparameters and state, and messages of no flags.
+      CHECK(plan.bytes.peak() == plan.bytes[category::control] + plan.bytes.padding);
       CHECK(plan.sent_bytes_per_step(2) == 0);
     }
   }

@@ -107,15 +107,24 @@ class rendezvous {
   /// failure.
   template <class Copy>
   [[nodiscard]] bool read_peers(int rank, std::uint64_t sequence, phase during, phase after,
-                                Copy const& copy) noexcept {
+                                Copy const& copy) {
+    struct marker {
+      rendezvous& here;
+      int rank;
+      std::uint64_t sequence;
+      phase after = phase::withdrawn;  // also where copy throws
+      ~marker() {
+        here.mark(rank, sequence, after);
+        here.wake_.notify();
+      }
+    } at_end{*this, rank, sequence};
     mark(rank, sequence, during);
-    bool const whole = !failure_.happened();
-    if (whole) {
-      copy();
+    if (failure_.happened()) {
+      return false;
     }
-    mark(rank, sequence, whole ? after : phase::withdrawn);
-    wake_.notify();
-    return whole;
+    copy();
+    at_end.after = after;
+    return true;
   }
 
   /// After a failure: wait until no peer reads this rank's memory, or ever will.

@@ -47,8 +47,9 @@ class rank_errors {
 };
 
 /// One rank: call `function`, and let the peers know how it failed.
-template <class Function>
-void run_rank(Function& function, thread_communicator comm, rank_errors& errors) noexcept {
+template <class Function, class Device>
+void run_rank(Function& function, basic_thread_communicator<Device> comm,
+              rank_errors& errors) noexcept {
   try {
     std::invoke(function, comm);
   } catch (communication_error const& failure) {
@@ -72,10 +73,11 @@ void run_rank(Function& function, thread_communicator comm, rank_errors& errors)
 /// thrown here; a `communication_error`, which is mostly another's consequence, only if there is no
 /// other.
 /// @throws zero::usage_error  fewer than one rank, or a deadline that isn't in the future.
-template <class Function>
-  requires std::invocable<Function&, thread_communicator&>
+template <device Device = host, class Function>
+  requires std::invocable<Function&, basic_thread_communicator<Device>&>
 void run_threads(int ranks, Function&& function, thread_options options = {}) {
-  std::vector<thread_communicator> comms = thread_communicator::create(ranks, options);
+  using communicator = basic_thread_communicator<Device>;
+  std::vector<communicator> comms = communicator::create(ranks, options);
   detail::rank_errors errors;
   std::vector<std::thread> threads;
   threads.reserve(comms.size());
@@ -86,7 +88,7 @@ void run_threads(int ranks, Function&& function, thread_options options = {}) {
     }
   };
   try {
-    for (thread_communicator& comm : comms) {
+    for (communicator& comm : comms) {
       threads.emplace_back([&function, &errors, mine = std::move(comm)]() mutable {
         detail::run_rank(function, std::move(mine), errors);
       });

@@ -22,12 +22,23 @@
 
 namespace zero::inline v0::detail {
 
+/// How far a rank's stream is in a call, where streams are the device's: peers' streams wait for
+/// that.
+template <class Event>
+struct thread_events {
+  Event arrived;  // its input is ready, and its output free
+  Event reduced;
+  Event finished;  // it has read what it needs
+};
+
 /// What a group knows about one rank.
+template <class Device>
 struct alignas(128) thread_member {
   std::atomic<std::int64_t> deadline_ms{0};
   std::atomic<std::uint64_t> peer_bytes_read{0};
   std::atomic<void const*> stream{nullptr};  // of the last payload call
   std::vector<void const*> sources;          // space for a reduction, one for each rank
+  thread_events<typename Device::event> events;
 };
 
 /// The ranks of one communicator. Its payload, in memory of `Device`, and its control channel meet
@@ -51,7 +62,7 @@ class thread_group {
   }
 
   [[nodiscard]] int size() const noexcept { return payload.size(); }
-  [[nodiscard]] thread_member& member(int rank) noexcept {
+  [[nodiscard]] thread_member<Device>& member(int rank) noexcept {
     return members_[static_cast<std::size_t>(rank)];
   }
 
@@ -76,7 +87,11 @@ class thread_group {
   /// @throws zero::communication_error  the group has failed; no peer reads the call's memory any
   ///                                    more.
   void run_payload(int rank, collective const& call, stream& on) {
-    run(payload, rank, call, [&](thread_place const& here) { move_data(here, on); });
+    if constexpr (!Device::has_host_memory) {
+      checked(rank, call, [&] { on.record(member(rank).events.arrived); });
+    }
+    run(payload, rank, call,
+        [&](thread_place const& here) { checked(rank, call, [&] { move_data(here, on); }); });
   }
 
   /// The same in the control channel, whose bytes are the host's. Returns the sequence number.
@@ -127,14 +142,54 @@ class thread_group {
   }
 
   void reserve() {
-    for (thread_member& member : members_) {
+    for (thread_member<Device>& member : members_) {
       member.sources.resize(members_.size());
     }
   }
 
   [[noreturn]] void give_up(thread_place const& here) {
     here.channel.wait_until_unread(here.rank);
+    if constexpr (!Device::has_host_memory) {
+      for (int rank = 0; rank < size(); ++rank) {
+        wait_quietly(member(rank).events.finished);  // peers' streams may still read
+      }
+    }
     failure.raise();
+  }
+
+  static void wait_quietly(typename Device::event const& event) noexcept {
+    try {
+      event.wait();
+    } catch (std::exception const&) {  // its stream failed, and reads no more
+    }
+  }
+
+  /// Work on a device can fail: then the group does.
+  template <class Work>
+  void checked(int rank, collective const& call, Work const& work) {
+    try {
+      work();
+    } catch (communication_error const&) {
+      throw;
+    } catch (std::exception const& cause) {
+      failure.fail(rank, [&] { return text(name(call.op), ": ", std::string_view{cause.what()}); });
+      throw;
+    }
+  }
+
+  /// Let `on` wait for an event of each peer, which has recorded it.
+  void wait_for_peers(thread_place const& here, stream& on,
+                      typename Device::event thread_events<typename Device::event>::*which) {
+    if constexpr (!Device::has_host_memory) {
+      here.for_peers([&](int peer) { on.wait(member(peer).events.*which); });
+    }
+  }
+
+  void record(thread_place const& here, stream& on,
+              typename Device::event thread_events<typename Device::event>::*which) {
+    if constexpr (!Device::has_host_memory) {
+      on.record(member(here.rank).events.*which);
+    }
   }
 
   /// Wait for all ranks.
@@ -229,29 +284,39 @@ class thread_group {
   }
 
   void move_data(thread_place const& here, stream& on) {
+    using events = thread_events<typename Device::event>;
     thread_transfer<Device> const transfer{here, on};
-    switch (here.call.op) {
-      case operation::reduce_scatter:
-        read_payload(here, phase::reducing, phase::finished,
-                     [&] { return transfer.reduce_slice(member(here.rank).sources); });
-        break;
-      case operation::all_reduce:
-        read_payload(here, phase::reducing, phase::reduced,
-                     [&] { return transfer.reduce_slice(member(here.rank).sources); });
-        wait_for(here, phase::reduced);
-        read_payload(here, phase::copying, phase::finished,
-                     [&] { return transfer.gather_results(); });
-        break;
-      case operation::broadcast:
-        read_payload(here, phase::copying, phase::finished, [&] { return transfer.copy_root(); });
-        break;
-      case operation::all_gather:
-        read_payload(here, phase::copying, phase::finished,
-                     [&] { return transfer.gather_inputs(); });
-        break;
-      default: return;  // a barrier
+    wait_for_peers(here, on, &events::arrived);
+    if (here.call.op == operation::all_reduce) {
+      read_payload(here, phase::reducing, phase::reduced, [&] {
+        std::uint64_t const bytes = transfer.reduce_slice(member(here.rank).sources);
+        record(here, on, &events::reduced);
+        return bytes;
+      });
+      wait_for(here, phase::reduced);
+      wait_for_peers(here, on, &events::reduced);
     }
+    if (here.call.op == operation::barrier && Device::has_host_memory) {
+      return;
+    }
+    bool const reduces = here.call.op == operation::reduce_scatter;
+    read_payload(here, reduces ? phase::reducing : phase::copying, phase::finished, [&] {
+      std::uint64_t const bytes = last_part(here, transfer);
+      record(here, on, &events::finished);
+      return bytes;
+    });
     wait_for(here, phase::finished);
+    wait_for_peers(here, on, &events::finished);
+  }
+
+  std::uint64_t last_part(thread_place const& here, thread_transfer<Device> const& transfer) {
+    switch (here.call.op) {
+      case operation::reduce_scatter: return transfer.reduce_slice(member(here.rank).sources);
+      case operation::all_reduce: return transfer.gather_results();
+      case operation::broadcast: return transfer.copy_root();
+      case operation::all_gather: return transfer.gather_inputs();
+      default: return 0;  // a barrier
+    }
   }
 
   /// `copy` returns the bytes that it has read from peers.
@@ -275,7 +340,7 @@ class thread_group {
     }
   }
 
-  std::vector<thread_member> members_;
+  std::vector<thread_member<Device>> members_;
 };
 
 }  // namespace zero::inline v0::detail

@@ -193,7 +193,7 @@ class basic_thread_communicator {
     detail::collective call;
 
     void operator()() const {
-      host_stream now;  // whose work is the stream's
+      stream now;  // whose work is the stream's
       group->run_payload(rank, call, now);
     }
     void discarded(std::exception_ptr const& cause) const noexcept {
@@ -227,7 +227,11 @@ class basic_thread_communicator {
       return made;
     });
     group_->payload.issue(rank_);
-    on.enqueue(enqueued_call{group_, rank_, call});
+    if constexpr (Device::has_host_memory) {
+      on.enqueue(enqueued_call{group_, rank_, call});
+    } else {
+      group_->run_payload(rank_, call, on);  // its work is enqueued; ranks meet here
+    }
   }
 
   /// Work of two streams could overtake each other, differently on every rank.

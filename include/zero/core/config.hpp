@@ -9,6 +9,13 @@
 #define ZERO_VERSION_MINOR 1
 #define ZERO_VERSION_PATCH 0
 
+/// What a kernel calls is compiled for the device, too, where the compiler can.
+#if defined(__CUDACC__)
+#define ZERO_HOST_DEVICE __host__ __device__
+#else
+#define ZERO_HOST_DEVICE
+#endif
+
 namespace zero::inline v0 {
 
 /// The version of the headers that a translation unit was compiled with.

@@ -13,35 +13,22 @@
 
 namespace zero::inline v0 {
 
-/// A point in a stream's work: a copyable value, ready when default-constructed.
+/// A point in a stream's work, where `stream.record(event)` put it last; ready before that.
 template <class Event>
 concept device_event =
-    std::default_initializable<Event> && std::copyable<Event> && requires(Event const& event) {
+    std::default_initializable<Event> && std::movable<Event> && requires(Event const& event) {
       { event.ready() } -> std::same_as<bool>;
       event.wait();
     };
 
-namespace detail {
-
-/// The work that the concept is checked with.
-struct host_work {
-  void operator()() const;
-};
-
-}  // namespace detail
-
-/// In-order work on a device, whose destructor waits for it. `Stream(true)` runs it concurrently
-/// with the caller, where the device can, and `threaded` says whether it does; a default stream
-/// need not run it before it is waited for. `enqueue` takes work for the host, as small and trivial
-/// as `host_stream` wants.
+/// In-order work on a device, whose destructor waits for it. `threaded` says whether it runs
+/// concurrently with the caller.
 template <class Stream, class Event>
-concept device_stream = std::default_initializable<Stream> &&
-                        std::constructible_from<Stream, bool> && std::destructible<Stream> &&
-                        requires(Stream& stream, Event const& event, detail::host_work work) {
+concept device_stream = std::default_initializable<Stream> && std::destructible<Stream> &&
+                        requires(Stream& stream, Event& event, Event const& recorded) {
                           { stream.threaded() } -> std::same_as<bool>;
-                          stream.enqueue(work);
-                          { stream.record() } -> std::same_as<Event>;
-                          stream.wait(event);
+                          stream.record(event);
+                          stream.wait(recorded);
                           stream.synchronize();
                         };
 
@@ -60,24 +47,48 @@ struct range_sum {
 /// All operations are static: a device has no state of its own. Those with a stream are enqueued on
 /// it.
 ///
+///   engine_stream(native)                   the stream that the engine's own work is ordered with
+///   communication_stream(overlap, native)   for collectives; without overlap the engine's, too
+///   has_host_memory                         the host may touch the device's memory
+///   any_collective_order                    ranks may use two communicators in orders that differ
+///   copy, upload, download                  within the device, from and to the host; the last two
+///                                           wait
+///   publish(stream, from, to)               copy a few bytes to memory of `allocate_host`
+///   launch(stream, n, function)             function(first, count) over ranges that cover [0, n)
+///   accumulate(stream, n, function, result, scratch)
+///                                           *result += function(first, count), over such ranges;
+///                                           scratch has reduce_blocks times the result's bytes
+///
 /// A type with all of `host`'s members except `launch` is no device: the optimizer couldn't run on
 /// it.
 template <class Device>
-concept device =
-    device_event<typename Device::event> &&
-    device_stream<typename Device::stream, typename Device::event> &&
-    requires(typename Device::stream& stream, std::size_t count, void* memory, const_any_span from,
-             any_span to, detail::range_function function, detail::range_sum sum, double* result) {
-      { Device::name } -> std::convertible_to<std::string_view>;
-      { Device::alignment_bytes } -> std::convertible_to<std::size_t>;
-      { Device::allocate(count) } -> std::same_as<void*>;
-      { Device::deallocate(memory, count) } noexcept;
-      Device::fill_zero(stream, to);
-      Device::copy(stream, from, to);
-      Device::add(stream, from, to);
-      Device::convert(stream, from, to);
-      Device::launch(stream, count, function);
-      Device::reduce(stream, count, sum, result);
-    };
+concept device = device_event<typename Device::event> &&
+                 device_stream<typename Device::stream, typename Device::event> &&
+                 requires(typename Device::stream& stream, std::size_t count, void* memory,
+                          const_any_span from, any_span to, bool overlap,
+                          detail::range_function function, detail::range_sum sum, double* result) {
+                   { Device::name } -> std::convertible_to<std::string_view>;
+                   { Device::alignment_bytes } -> std::convertible_to<std::size_t>;
+                   { Device::reduce_blocks } -> std::convertible_to<std::size_t>;
+                   { Device::has_host_memory } -> std::convertible_to<bool>;
+                   { Device::any_collective_order } -> std::convertible_to<bool>;
+                   { Device::engine_stream(memory) } -> std::same_as<typename Device::stream>;
+                   {
+                     Device::communication_stream(overlap, memory)
+                   } -> std::same_as<typename Device::stream>;
+                   { Device::allocate(count) } -> std::same_as<void*>;
+                   { Device::deallocate(memory, count) } noexcept;
+                   { Device::allocate_host(count) } -> std::same_as<void*>;
+                   { Device::deallocate_host(memory, count) } noexcept;
+                   Device::fill_zero(stream, to);
+                   Device::copy(stream, from, to);
+                   Device::upload(stream, from, to);
+                   Device::download(stream, from, to);
+                   Device::publish(stream, from, to);
+                   Device::add(stream, from, to);
+                   Device::convert(stream, from, to);
+                   Device::launch(stream, count, function);
+                   Device::accumulate(stream, count, sum, result, memory);
+                 };
 
 }  // namespace zero::inline v0

@@ -34,6 +34,21 @@ class host {
   static constexpr std::string_view name = "host";
   /// Every allocation starts at a multiple of this.
   static constexpr std::size_t alignment_bytes = 64;
+  static constexpr std::size_t reduce_blocks = 0;
+  static constexpr bool has_host_memory = true;
+  static constexpr bool any_collective_order = true;
+
+  /// The engine runs in the caller.
+  /// @throws zero::usage_error  `native` isn't null.
+  [[nodiscard]] static stream engine_stream(void* native) {
+    check_native(native);
+    return stream{};
+  }
+  /// With `overlap`, a thread.
+  [[nodiscard]] static stream communication_stream(bool overlap, void* native) {
+    check_native(native);
+    return stream{overlap};
+  }
 
   /// Memory with indeterminate contents, by one aligned `operator new` of exactly `bytes`; 0 bytes
   /// give a null pointer. From 4 MiB on it is aligned for huge pages, and on Linux asks for them.
@@ -61,6 +76,11 @@ class host {
     ::operator delete(memory, alignment(bytes));
   }
 
+  [[nodiscard]] static void* allocate_host(std::size_t bytes) { return allocate(bytes); }
+  static void deallocate_host(void* memory, std::size_t bytes) noexcept {
+    deallocate(memory, bytes);
+  }
+
   /// Set every element of `to` to zero.
   static void fill_zero(stream& stream, any_span to) {
     stream.enqueue([to] {
@@ -77,6 +97,18 @@ class host {
     check_sizes("host::copy", from, to);
     stream.enqueue([from, to] { detail::host_copy(to.data(), from.data(), from.bytes()); });
   }
+
+  /// Copy from the host, which is here, and wait.
+  static void upload(stream& stream, const_any_span from, any_span to) {
+    copy(stream, from, to);
+    stream.synchronize();
+  }
+  /// Copy to the host, and wait.
+  static void download(stream& stream, const_any_span from, any_span to) {
+    upload(stream, from, to);
+  }
+  /// Copy to the host.
+  static void publish(stream& stream, const_any_span from, any_span to) { copy(stream, from, to); }
 
   /// Convert elements between dtypes, rounding to nearest, ties to even. The spans don't overlap.
   /// @throws zero::usage_error  another size.
@@ -124,12 +156,15 @@ class host {
     });
   }
 
-  /// Write to `result` the sum of `function(first, count)` over ranges that cover [0, n) once each.
-  /// The sum over no range is `T{}`.
+  /// Add to `*result` what `function(first, count)` gives over ranges that cover [0, n) once each.
   template <class T, class Function>
-  static void reduce(stream& stream, std::size_t n, Function function, T* result) {
-    stream.enqueue(
-        [n, function, result]() mutable { *result = n != 0 ? function(std::size_t{0}, n) : T{}; });
+  static void accumulate(stream& stream, std::size_t n, Function function, T* result,
+                         void* /*scratch*/) {
+    stream.enqueue([n, function, result]() mutable {
+      if (n != 0) {
+        *result += function(std::size_t{0}, n);
+      }
+    });
   }
 
  private:
@@ -138,6 +173,12 @@ class host {
 
   static std::align_val_t alignment(std::size_t bytes) noexcept {
     return std::align_val_t{bytes >= huge_bytes ? huge_page_bytes : alignment_bytes};
+  }
+
+  static void check_native(void const* native) {
+    if (native != nullptr) {
+      throw usage_error{"host: expected no native stream (options::stream), actual one"};
+    }
   }
 
   static void check_dtypes(std::string_view operation, const_any_span from, any_span to) {

@@ -72,19 +72,27 @@ class host_stream {
     }
   }
 
-  /// The event of all work enqueued so far.
-  [[nodiscard]] host_event record() noexcept {
-    return queue_ != nullptr ? host_event{*queue_, queue_->enqueued()} : host_event{};
+  /// Move `event` behind all work enqueued so far.
+  void record(host_event& event) noexcept {
+    event = queue_ != nullptr ? host_event{*queue_, queue_->enqueued()} : host_event{};
   }
 
   /// Let all later work wait for `event`, of this or another stream. If the work before the event
   /// failed, this stream fails alike.
   void wait(host_event const& event) {
-    enqueue([event] { event.wait(); });
+    if (queue_ == nullptr) {
+      event.wait();
+    } else if (event.queue_ != nullptr) {
+      queue_->enqueue([event] { event.wait(); });
+    }
   }
 
   /// Wait for all work enqueued so far. Rethrows what it threw.
-  void synchronize() { record().wait(); }
+  void synchronize() {
+    host_event all;
+    record(all);
+    all.wait();
+  }
 
  private:
   std::unique_ptr<detail::host_queue> queue_;

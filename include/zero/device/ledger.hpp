@@ -14,7 +14,8 @@
 
 namespace zero::inline v0 {
 
-/// What a range of device memory is for. `engine` is memory that the user's engine holds on its
+/// What a range of device memory is for. `control` is what a step keeps beside tensors: counters,
+/// flags, norms. `engine` is memory that the user's engine holds on its
 /// own.
 enum class category : std::uint8_t {
   parameters,
@@ -23,15 +24,16 @@ enum class category : std::uint8_t {
   gathered_units,
   gradient_buckets,
   staging,
+  control,
   engine,
 };
 
-inline constexpr std::size_t category_count = 7;
+inline constexpr std::size_t category_count = 8;
 
 [[nodiscard]] constexpr std::string_view name(category kind) noexcept {
   constexpr std::array<std::string_view, category_count> names{
       "parameters",       "gradients", "optimizer_state", "gathered_units",
-      "gradient_buckets", "staging",   "engine"};
+      "gradient_buckets", "staging",   "control",         "engine"};
   return names[static_cast<std::size_t>(kind)];
 }
 

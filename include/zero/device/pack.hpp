@@ -2,8 +2,10 @@
 #pragma once
 
 #include <zero/core/dtype.hpp>
+#include <zero/device/pack_scalar.hpp>
 #include <zero/device/vector.hpp>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -16,6 +18,8 @@
 /// an element gets the same bits in every lane, at every alignment, and in every build.
 
 namespace zero::inline v0::detail {
+
+#if !defined(__CUDA_ARCH__)
 
 template <class T>
 struct pack_types;
@@ -144,9 +148,12 @@ class pack {
   vector vector_;
 };
 
+template <class T>
+using two_packs = std::array<pack<T>, 2>;
+
 /// Two packs from the next elements; 16-bit floats are read at once.
 template <class T, element E>
-[[nodiscard]] std::array<pack<T>, 2> load_two(E const* from) noexcept {
+[[nodiscard]] two_packs<T> load_two(E const* from) noexcept {
   if constexpr (sizeof(E) == 2 && std::is_same_v<T, float>) {
     auto const [first, second] = load_two_high_halves(from);
     if constexpr (dtype_of<E> == dtype::bfloat16) {
@@ -181,9 +188,45 @@ void store_two(std::array<pack<T>, 2> const& from, E* to) noexcept {
   }
 }
 
+template <class T>
+[[nodiscard]] pack<T> square_root_of(pack<T> value) noexcept {
+  return sqrt(value);
+}
+
+#endif
+
+/// The first `count` elements and then the last one over and over, so that no lane computes with
+/// something unknown.
+template <class Real, class T>
+[[nodiscard]] ZERO_HOST_DEVICE two_packs<Real> load_some(T const* from,
+                                                         std::size_t count) noexcept {
+  std::array<T, 2 * pack<Real>::size> lanes;
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    lanes[lane] = from[std::min(lane, count - 1)];
+  }
+  return load_two<Real>(lanes.data());
+}
+
+template <class Real, class T>
+ZERO_HOST_DEVICE void store_some(two_packs<Real> const& value, T* to, std::size_t count) noexcept {
+  std::array<T, 2 * pack<Real>::size> lanes;
+  store_two(value, lanes.data());
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    to[lane] = lanes[lane];
+  }
+}
+
 /// The lanes as double, exactly: the first two, then the last two.
-[[nodiscard]] inline std::array<pack<double>, 2> widen(pack<float> value) noexcept {
+[[nodiscard]] ZERO_HOST_DEVICE inline two_packs<double> widen(pack<float> value) noexcept {
+#if defined(__CUDA_ARCH__)
+  two_packs<double> out;
+  for (std::size_t i = 0; i < 4; ++i) {
+    out[i / 2].set(i % 2, value[i]);
+  }
+  return out;
+#else
   return {pack<double>{widen_low(value.native())}, pack<double>{widen_high(value.native())}};
+#endif
 }
 
 }  // namespace zero::inline v0::detail

@@ -27,8 +27,9 @@ struct adam_constants {
 };
 
 template <class Value, class Optimizer>
-[[nodiscard]] adam_constants<Value> adam_constants_at(Optimizer const& o, std::int64_t step,
-                                                      double decay) {
+[[nodiscard]] ZERO_HOST_DEVICE adam_constants<Value> adam_constants_at(Optimizer const& o,
+                                                                       std::int64_t step,
+                                                                       double decay) {
   auto const t = static_cast<double>(step);
   double const correction1 = 1 - std::pow(o.beta1, t);
   double const correction2 = std::sqrt(1 - std::pow(o.beta2, t));
@@ -43,8 +44,8 @@ template <class Value, class Optimizer>
 
 /// Update both averages; returns what to subtract from the parameter.
 template <class Value>
-[[nodiscard]] Value adam_change(adam_constants<Value> const& c, Value gradient,
-                                std::array<Value, 2>& state) {
+[[nodiscard]] ZERO_HOST_DEVICE Value adam_change(adam_constants<Value> const& c, Value gradient,
+                                                 std::array<Value, 2>& state) {
   auto& [m, v] = state;
   m = c.beta1 * m + c.gain1 * gradient;
   v = c.beta2 * v + c.gain2 * (gradient * gradient);
@@ -80,13 +81,13 @@ struct adam {
   void validate() const { detail::check_adam("adam", *this); }
 
   template <class Value>
-  [[nodiscard]] detail::adam_constants<Value> at(std::int64_t step) const {
+  [[nodiscard]] ZERO_HOST_DEVICE detail::adam_constants<Value> at(std::int64_t step) const {
     return detail::adam_constants_at<Value>(*this, step, weight_decay);
   }
 
   template <class Value>
-  static void update(detail::adam_constants<Value> const& c, Value& parameter, Value gradient,
-                     std::array<Value, 2>& state) {
+  ZERO_HOST_DEVICE static void update(detail::adam_constants<Value> const& c, Value& parameter,
+                                      Value gradient, std::array<Value, 2>& state) {
     parameter = parameter - detail::adam_change(c, gradient + c.decay * parameter, state);
   }
 };

@@ -33,13 +33,13 @@ struct adamw {
   void validate() const { detail::check_adam("adamw", *this); }
 
   template <class Value>
-  [[nodiscard]] detail::adam_constants<Value> at(std::int64_t step) const {
+  [[nodiscard]] ZERO_HOST_DEVICE detail::adam_constants<Value> at(std::int64_t step) const {
     return detail::adam_constants_at<Value>(*this, step, 1 - learning_rate * weight_decay);
   }
 
   template <class Value>
-  static void update(detail::adam_constants<Value> const& c, Value& parameter, Value gradient,
-                     std::array<Value, 2>& state) {
+  ZERO_HOST_DEVICE static void update(detail::adam_constants<Value> const& c, Value& parameter,
+                                      Value gradient, std::array<Value, 2>& state) {
     parameter = c.decay * parameter - detail::adam_change(c, gradient, state);
   }
 };

@@ -29,11 +29,11 @@ concept update_value = std::same_as<Value, float> || std::same_as<Value, double>
 /// Square root, correctly rounded: the one to call in an optimizer's `update`, where a `std::sqrt`
 /// would keep plain `-O2` from using vectors.
 template <detail::update_value Value>
-[[nodiscard]] Value sqrt(Value value) noexcept {
+[[nodiscard]] ZERO_HOST_DEVICE Value sqrt(Value value) noexcept {
   if constexpr (std::floating_point<Value>) {
     return std::sqrt(value);
   } else {
-    return Value{detail::square_root(value.native())};
+    return detail::square_root_of(value);
   }
 }
 

@@ -33,27 +33,6 @@ struct update_piece {
 
 namespace detail {
 
-template <class Real>
-using two_packs = std::array<pack<Real>, 2>;
-
-/// The first `count` elements and then the last one over and over, so that no lane computes with
-/// something unknown.
-template <class Real, class T>
-[[nodiscard]] two_packs<Real> load_some(T const* from, std::size_t count) noexcept {
-  std::array<T, 2 * pack<Real>::size> lanes;
-  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-    lanes[lane] = from[std::min(lane, count - 1)];
-  }
-  return load_two<Real>(lanes.data());
-}
-
-template <class Real, class T>
-void store_some(two_packs<Real> const& value, T* to, std::size_t count) noexcept {
-  std::array<T, 2 * pack<Real>::size> lanes;
-  store_two(value, lanes.data());
-  std::copy_n(lanes.data(), count, to);
-}
-
 /// The update of one step for one combination of types.
 template <class Optimizer, class Parameter, class Gradient>
 struct update_kernel {
@@ -70,7 +49,11 @@ struct update_kernel {
   decltype(std::declval<Optimizer const&>().template at<value>(1)) constants;
 
   /// Flattened: the update is inlined into the loop, however long the user's is.
-  [[gnu::flatten]] void run(std::size_t size) const {
+#if !defined(__CUDA_ARCH__)
+  [[gnu::flatten]]
+#endif
+  ZERO_HOST_DEVICE void
+  run(std::size_t size) const {
     update_kernel const self = *this;  // in registers: what is written could be this object
     constexpr std::size_t width = 2 * value::size;
     std::size_t const whole = size - size % width;
@@ -88,7 +71,7 @@ struct update_kernel {
 
  private:
   template <class Load, class Store>
-  void update(std::size_t i, Load load, Store store) const {
+  ZERO_HOST_DEVICE void update(std::size_t i, Load load, Store store) const {
     two_packs<real> const g = load(gradient + i);
     two_packs<real> p;
     if constexpr (has_master) {

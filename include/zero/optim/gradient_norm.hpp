@@ -35,7 +35,7 @@ __extension__ using int128 = __int128;
 inline constexpr int square_bits = 40;
 
 /// The smallest exponent with |anchor| < 2^exponent.
-[[nodiscard]] inline int exponent_above(double anchor) noexcept {
+[[nodiscard]] ZERO_HOST_DEVICE inline int exponent_above(double anchor) noexcept {
   int exponent = 0;
   static_cast<void>(std::frexp(anchor, &exponent));
   return exponent;
@@ -65,10 +65,14 @@ static_assert(std::is_trivially_copyable_v<norm_sum>);
 
 namespace detail {
 
+#if !defined(__CUDA_ARCH__)
+
 /// The bits of the largest magnitude: as integers they have the magnitudes' order, with NaN last.
 /// (A vector type made here from `Bits` would lose its lanes in CUDA's compiler.)
-template <class Vector, class T>
+template <class T>
 [[nodiscard]] auto largest_magnitude_bits(T const* from, std::size_t size) noexcept {
+  using Vector = std::conditional_t<sizeof(T) == 8, long_vector,
+                                    std::conditional_t<sizeof(T) == 4, int_vector, short_vector>>;
   using Bits = std::remove_cvref_t<decltype(std::declval<Vector&>()[0])>;
   constexpr Bits magnitude = std::numeric_limits<Bits>::max();
   constexpr std::size_t lanes = 16 / sizeof(Bits);
@@ -170,36 +174,96 @@ template <class T>
   return units;
 }
 
-}  // namespace detail
+#else
 
-/// The largest magnitude of any element, exactly; infinity if an element is infinite or NaN; 0 if
-/// there are none.
-[[nodiscard]] inline double largest_magnitude(const_any_span gradient) {
-  return visit(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-    using vector = std::conditional_t<
-        sizeof(T) == 8, detail::long_vector,
-        std::conditional_t<sizeof(T) == 4, detail::int_vector, detail::short_vector>>;
-    auto const largest = detail::largest_magnitude_bits<vector>(
-        static_cast<T const*>(gradient.data()), gradient.size());
+/// The same on a GPU, for the few elements that are a thread's.
+template <class T>
+[[nodiscard]] __device__ auto largest_magnitude_bits(T const* from, std::size_t size) {
+  using Bits = std::conditional_t<sizeof(T) == 8, std::int64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::int32_t, std::int16_t>>;
+  constexpr Bits magnitude = std::numeric_limits<Bits>::max();
+  Bits largest = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    auto const bits = static_cast<Bits>(std::bit_cast<Bits>(from[i]) & magnitude);
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+template <class T>
+[[nodiscard]] __device__ int128 sum_of_squares(T const* from, std::size_t size, int exponent) {
+  int const shift = sizeof(T) != 8     ? 0
+                    : exponent < -1000 ? -1000
+                    : exponent > 1000  ? 1000
+                                       : exponent;
+  double const scale = ldexp(1.0, -shift);
+  double const high_anchor = ldexp(1.5, 2 * (exponent - shift) + 52 - square_bits);
+  double const low_anchor = ldexp(1.5, 2 * (exponent - shift) + 52 - 2 * square_bits);
+  std::int64_t high = 0;
+  std::int64_t low = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    double element = static_cast<double>(from[i]);
+    if (sizeof(T) == 8) {
+      element = __dmul_rn(element, scale);
+    }
+    double const square = __dmul_rn(element, element);
+    double const upper = __dadd_rn(high_anchor, square);
+    double const rest = __dadd_rn(square, -__dadd_rn(upper, -high_anchor));
+    double const lower = __dadd_rn(low_anchor, rest);
+    high += std::bit_cast<std::int64_t>(upper) - std::bit_cast<std::int64_t>(high_anchor);
+    low += std::bit_cast<std::int64_t>(lower) - std::bit_cast<std::int64_t>(low_anchor);
+  }
+  return int128{high} * (int128{1} << square_bits) + low;
+}
+
+#endif
+
+/// `largest_magnitude` and `sum_of_squares` of elements in any memory.
+[[nodiscard]] ZERO_HOST_DEVICE inline double magnitude_of(void const* gradient, std::size_t size,
+                                                          dtype type) {
+  return visit(type, [&]<class T>(std::type_identity<T>) {
+    auto const largest = largest_magnitude_bits(static_cast<T const*>(gradient), size);
     auto const value = static_cast<double>(std::bit_cast<T>(largest));
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();
   });
 }
 
-/// The sum of the squares of `gradient`, whose magnitudes are at most `anchor`. (Squares of doubles
-/// are rounded first.) With an anchor of 0 or infinity the norm is the anchor, and the sum is 0.
-[[nodiscard]] inline norm_sum sum_of_squares(const_any_span gradient, double anchor) {
+[[nodiscard]] ZERO_HOST_DEVICE inline norm_sum squares_of(void const* gradient, std::size_t size,
+                                                          dtype type, double anchor) {
   if (anchor == 0 || !std::isfinite(anchor)) {
     return norm_sum{};
   }
-  return visit(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-    return norm_sum{detail::sum_of_squares(static_cast<T const*>(gradient.data()), gradient.size(),
-                                           detail::exponent_above(anchor))};
+  return visit(type, [&]<class T>(std::type_identity<T>) {
+    return norm_sum{sum_of_squares(static_cast<T const*>(gradient), size, exponent_above(anchor))};
   });
 }
 
+}  // namespace detail
+
+/// A maximum, as a sum: what `accumulate` takes.
+struct largest_value {
+  double value;
+
+  ZERO_HOST_DEVICE largest_value& operator+=(largest_value other) noexcept {
+    value = other.value > value ? other.value : value;
+    return *this;
+  }
+};
+
+/// The largest magnitude of any element, exactly; infinity if an element is infinite or NaN; 0 if
+/// there are none.
+[[nodiscard]] inline double largest_magnitude(const_any_span gradient) {
+  return detail::magnitude_of(gradient.data(), gradient.size(), gradient.dtype());
+}
+
+/// The sum of the squares of `gradient`, whose magnitudes are at most `anchor`. (Squares of doubles
+/// are rounded first.) With an anchor of 0 or infinity the norm is the anchor, and the sum is 0.
+[[nodiscard]] inline norm_sum sum_of_squares(const_any_span gradient, double anchor) {
+  return detail::squares_of(gradient.data(), gradient.size(), gradient.dtype(), anchor);
+}
+
 /// The square root of a sum taken with `anchor`.
-[[nodiscard]] inline double norm(norm_sum sum, double anchor) noexcept {
+[[nodiscard]] ZERO_HOST_DEVICE inline double norm(norm_sum sum, double anchor) noexcept {
   if (anchor == 0 || !std::isfinite(anchor)) {
     return anchor;
   }

@@ -45,13 +45,13 @@ struct sgd {
   };
 
   template <class Value>
-  [[nodiscard]] constants<Value> at(std::int64_t /*step*/) const {
+  [[nodiscard]] ZERO_HOST_DEVICE constants<Value> at(std::int64_t /*step*/) const {
     return {Value(learning_rate), Value(momentum), Value(weight_decay), nesterov};
   }
 
   template <class Value>
-  static void update(constants<Value> const& c, Value& parameter, Value gradient,
-                     std::array<Value, 1>& state) {
+  ZERO_HOST_DEVICE static void update(constants<Value> const& c, Value& parameter, Value gradient,
+                                      std::array<Value, 1>& state) {
     gradient = gradient + c.weight_decay * parameter;
     state[0] = c.momentum * state[0] + gradient;
     Value const direction = c.nesterov ? gradient + c.momentum * state[0] : state[0];
@@ -78,13 +78,13 @@ struct plain_sgd {
   };
 
   template <class Value>
-  [[nodiscard]] constants<Value> at(std::int64_t /*step*/) const {
+  [[nodiscard]] ZERO_HOST_DEVICE constants<Value> at(std::int64_t /*step*/) const {
     return {Value(learning_rate), Value(weight_decay)};
   }
 
   template <class Value>
-  static void update(constants<Value> const& c, Value& parameter, Value gradient,
-                     std::array<Value, 0>& /*state*/) {
+  ZERO_HOST_DEVICE static void update(constants<Value> const& c, Value& parameter, Value gradient,
+                                      std::array<Value, 0>& /*state*/) {
     parameter = parameter - c.learning_rate * (gradient + c.weight_decay * parameter);
   }
 };

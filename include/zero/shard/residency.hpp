@@ -54,11 +54,13 @@ class residency {
   using event = typename device::event;
 
  public:
-  /// The layout, communicator and stream must outlive the residency.
-  residency(layout const& of, metered<Communicator>& comm, stream& on, residency_options options,
-            residency_memory memory)
-      : layout_{&of}, comm_{&comm}, stream_{&on}, options_{options}, memory_{std::move(memory)},
-        buckets_(of.buckets().size()), slots_(options.slots, layout::none) {
+  /// The layout, communicator and streams must outlive the residency. Gathers are enqueued on `on`;
+  /// whole values are used in the order of `engine`.
+  residency(layout const& of, metered<Communicator>& comm, stream& on, stream& engine,
+            residency_options options, residency_memory memory)
+      : layout_{&of}, comm_{&comm}, stream_{&on}, engine_{&engine}, options_{options},
+        memory_{std::move(memory)}, buckets_(of.buckets().size()),
+        slots_(options.slots, layout::none) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       buckets_[b].used.assign(of.buckets()[b].users.size(), false);
       forward_order_.push_back(b);
@@ -112,7 +114,8 @@ class residency {
     }
   }
 
-  /// Make bucket `b` whole for a use in the current pass, start the gathers ahead of it, and wait.
+  /// Make bucket `b` whole for a use in the current pass, start the gathers ahead of it, and let
+  /// the engine wait.
   ///
   /// Collective: every rank opens the same buckets in the same order.
   /// @throws zero::usage_error  every slot is open; lists the buckets.
@@ -134,7 +137,7 @@ class residency {
     }
     ++s.live;
     prefetch();
-    s.ready.wait();
+    engine_->wait(s.ready);
   }
 
   /// Like open, for a recomputation inside a backward pass: metered by that name, and not a use.
@@ -146,7 +149,7 @@ class residency {
       s.gathered = false;
     }
     ++s.live;
-    s.ready.wait();
+    engine_->wait(s.ready);
   }
 
   void close_recomputation(std::size_t b) noexcept {
@@ -300,6 +303,8 @@ class residency {
 
   void gather(std::size_t b, std::size_t slot, traffic as) {
     comm_->label(as);
+    engine_->record(released_);  // it has read what was in the slot before
+    stream_->wait(released_);
     all_gather_bucket(
         *comm_, *layout_, b, [this](std::size_t index) { return memory_.shards[index]; },
         [this, slot](std::size_t index) {
@@ -307,7 +312,7 @@ class residency {
         },
         segments::all, *stream_);
     state& s = buckets_[b];  // changed by a gather that was enqueued only
-    s.ready = stream_->record();
+    stream_->record(s.ready);
     s.slot = slot;
     s.gathered = true;
     s.gathered_as = as;
@@ -339,10 +344,12 @@ class residency {
   layout const* layout_;
   metered<Communicator>* comm_;
   stream* stream_;
+  stream* engine_;
   residency_options options_;
   residency_memory memory_;
   std::vector<state> buckets_;
   std::vector<std::size_t> slots_;          // the bucket in each, or none
+  event released_;                          // what the engine did before a gather
   std::vector<std::size_t> forward_order_;  // the prediction
   std::vector<std::size_t> predicted_;      // for this pass
   std::vector<std::size_t> order_;          // first uses in this pass

@@ -7,6 +7,7 @@
 #include <zero/train/agreement.hpp>
 #include <zero/train/model_spec.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -179,7 +180,7 @@ class binding {
     stream.synchronize();  // initialisers write there at once
     comm.label(traffic::bind);
     if (how == start::require_equal) {
-      check_equal(comm);
+      check_equal(comm, stream);
     } else {
       broadcast_values(comm, stream);
     }
@@ -280,7 +281,7 @@ class binding {
           }
           any_span const place = value_piece(id, first, offset, count);
           if (each.initialiser) {
-            each.initialiser(place, first);
+            write(each, place, first, stream);
           } else if (any_span const from = each.value.elements(); from.data() != place.data()) {
             Device::copy(stream, from.subspan(first, count), place);
           }
@@ -297,24 +298,63 @@ class binding {
     }
   }
 
-  /// 64 bits that differ, but for a chance of 2^-64, where the elements do.
-  [[nodiscard]] static std::uint64_t hash(any_span elements) {
-    std::uint64_t sum = 0xcbf29ce484222325U ^ elements.bytes();
-    auto const* const data = static_cast<std::byte const*>(elements.data());
-    for (std::size_t i = 0; i < elements.bytes(); i += sizeof(std::uint64_t)) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, data + i, std::min(sizeof word, elements.bytes() - i));
-      sum = (sum ^ word) * 0x9e3779b97f4a7c15U;
-      sum ^= sum >> 32U;
+  /// Elements of a parameter that pass through the host at a time.
+  static constexpr std::size_t host_elements = std::size_t{1} << 20U;
+
+  /// Call visit(part, first) for parts of `all` that fit the host's share, in order.
+  template <class Visit>
+  static void for_each_part(any_span all, Visit visit) {
+    std::size_t const most = Device::has_host_memory ? all.size() : host_elements;
+    for (std::size_t first = 0; first < all.size(); first += most) {
+      visit(all.subspan(first, std::min(most, all.size() - first)), first);
     }
+  }
+
+  /// Memory of the host for a part, where it can't touch the device's.
+  [[nodiscard]] static std::vector<std::byte> host_copy_of(any_span part) {
+    return std::vector<std::byte>(Device::has_host_memory ? 0 : part.bytes());
+  }
+
+  /// Run the initialiser for the elements of `place`, the first of which is element `begin`.
+  static void write(any_parameter const& each, any_span place, std::uint64_t begin,
+                    typename Device::stream& stream) {
+    for_each_part(place, [&](any_span part, std::uint64_t first) {
+      if constexpr (Device::has_host_memory) {
+        each.initialiser(part, begin + first);
+      } else {
+        std::vector<std::byte> copy = host_copy_of(part);
+        any_span const here{copy.data(), part.size(), part.dtype()};
+        each.initialiser(here, begin + first);
+        Device::upload(stream, here, part);
+      }
+    });
+  }
+
+  /// 64 bits that differ, but for a chance of 2^-64, where the elements do.
+  [[nodiscard]] static std::uint64_t hash(any_span elements, typename Device::stream& stream) {
+    std::uint64_t sum = 0xcbf29ce484222325U ^ elements.bytes();
+    for_each_part(elements, [&](any_span part, std::size_t /*first*/) {
+      std::vector<std::byte> copy = host_copy_of(part);
+      auto const* data = static_cast<std::byte const*>(part.data());
+      if constexpr (!Device::has_host_memory) {
+        Device::download(stream, part, any_span{copy.data(), part.size(), part.dtype()});
+        data = copy.data();
+      }
+      for (std::size_t i = 0; i < part.bytes(); i += sizeof(std::uint64_t)) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, data + i, std::min(sizeof word, part.bytes() - i));
+        sum = (sum ^ word) * 0x9e3779b97f4a7c15U;
+        sum ^= sum >> 32U;
+      }
+    });
     return sum;
   }
 
   template <class Communicator>
-  void check_equal(Communicator& comm) const {
+  void check_equal(Communicator& comm, typename Device::stream& stream) const {
     std::vector<std::uint64_t> mine;
     for (any_parameter const& each : spec_->declared()) {
-      mine.push_back(each.initialiser ? 0 : hash(each.value.elements()));
+      mine.push_back(each.initialiser ? 0 : hash(each.value.elements(), stream));
     }
     std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(comm.size()));
     comm.exchange(std::as_bytes(std::span{mine}), std::as_writable_bytes(std::span{all}));

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,12 @@
 
 namespace zero::inline v0::detail {
 
+/// Whether reductions have a communicator and a stream of their own.
+template <device Device>
+[[nodiscard]] constexpr bool reduces_apart(stage const& at, options const& chosen) noexcept {
+  return at.shards_parameters() && chosen.overlap && Device::any_collective_order;
+}
+
 template <communicator Communicator>
 class gradient_reducer {
   using device = typename Communicator::device;
@@ -34,11 +41,13 @@ class gradient_reducer {
   /// Where the reductions have a stream of their own, `comm` is not the communicator of the
   /// gathers.
   gradient_reducer(binding<device>& bound, metered<Communicator>& comm, stream& communication,
-                   accumulation policy, options const& chosen)
+                   stream& engine, accumulation policy, options const& chosen)
       : bound_{&bound}, comm_{&comm}, policy_{policy}, engine_adds_{chosen.engine_adds},
-        in_turns_{bound.at().shards_parameters() && !chosen.overlap},
-        own_stream_(bound.at().shards_parameters() && chosen.overlap),
-        stream_{own_stream_.threaded() ? &own_stream_ : &communication},
+        in_turns_{bound.at().shards_parameters() && !reduces_apart<device>(bound.at(), chosen)},
+        own_stream_{reduces_apart<device>(bound.at(), chosen)
+                        ? new stream(device::communication_stream(true, nullptr))
+                        : nullptr},
+        stream_{own_stream_ ? own_stream_.get() : &communication}, engine_{&engine},
         parameters_(bound.of().parameters().size()), buckets_(bound.of().buckets().size()),
         slots_(bound.map().gradient_slots.size()) {
     std::size_t ordinal = 0;
@@ -99,7 +108,6 @@ class gradient_reducer {
       for_each_parameter(b, [&](std::size_t id) { clear(id); });
       state.cleared = true;
     }
-    engine_side_.synchronize();
   }
 
   /// Where a parameter's gradient is accumulated; its bucket must be open.
@@ -129,8 +137,7 @@ class gradient_reducer {
   /// leases of this micro-batch added up.
   void written(std::size_t id) {
     if (policy_.per_microbatch && stays(id)) {
-      device::copy(engine_side_, bound_->declared(id).gradient.elements(), place(id));
-      engine_side_.synchronize();
+      device::copy(*engine_, bound_->declared(id).gradient.elements(), place(id));
     }
     mark(id);
   }
@@ -171,17 +178,15 @@ class gradient_reducer {
                "); ask gradient(id) whether to add, and call gradient_ready(id)")};
     }
     if (parameters_[id].present) {
-      device::add(engine_side_, gradient, to);
+      device::add(*engine_, gradient, to);
     } else {
-      device::copy(engine_side_, gradient, to);
+      device::copy(*engine_, gradient, to);
     }
-    engine_side_.synchronize();
   }
 
   /// The parameter takes no part in this micro-batch: zero, unless something was accumulated.
   void skip(std::size_t id) {
     clear_if_absent(id);
-    engine_side_.synchronize();
     parameters_[id].touched = true;
   }
 
@@ -275,7 +280,8 @@ class gradient_reducer {
   /// Let all later work of `on` wait for the reductions enqueued so far.
   void let_wait(stream& on) {
     if (stream_ != &on) {
-      on.wait(stream_->record());
+      stream_->record(reduced_);
+      on.wait(reduced_);
     }
   }
 
@@ -343,9 +349,9 @@ class gradient_reducer {
   }
 
   void clear(std::size_t id) {
-    device::fill_zero(engine_side_, place(id));
+    device::fill_zero(*engine_, place(id));
     if (stays(id)) {
-      device::fill_zero(engine_side_, bound_->declared(id).gradient.elements());
+      device::fill_zero(*engine_, bound_->declared(id).gradient.elements());
     }
     parameters_[id].present = true;
   }
@@ -366,7 +372,7 @@ class gradient_reducer {
       }
       slot = static_cast<std::size_t>(any - slots_.begin());
     }
-    slots_[slot].free.wait();
+    engine_->wait(slots_[slot].free);
     slots_[slot].bucket = b;
     buckets_[b].slot = slot;
     std::size_t occupied = 0;
@@ -406,12 +412,12 @@ class gradient_reducer {
       for (std::size_t const id : segment.parameters) {
         layout::parameter const& p = bound_->of().parameters()[id];
         if (p.offset > end) {
-          device::fill_zero(engine_side_, all.subspan(end, p.offset - end));
+          device::fill_zero(*engine_, all.subspan(end, p.offset - end));
         }
         end = p.offset + p.spec.size;
       }
       if (all.size() > end) {
-        device::fill_zero(engine_side_, all.subspan(end, all.size() - end));
+        device::fill_zero(*engine_, all.subspan(end, all.size() - end));
       }
     }
   }
@@ -435,7 +441,8 @@ class gradient_reducer {
                        {nullptr, 0, bound_->of().parameters()[id].spec.gradient});
       }
     });
-    engine_side_.synchronize();
+    engine_->record(written_);
+    stream_->wait(written_);
     comm_->label(traffic::gradients);
     order_ = hash_order(order_, b);
     combine const how =
@@ -455,7 +462,8 @@ class gradient_reducer {
     ++state.reductions;
     state.enqueued = true;
     if (state.slot != layout::none) {
-      slots_[state.slot] = {layout::none, stream_->record()};
+      slots_[state.slot].bucket = layout::none;
+      stream_->record(slots_[state.slot].free);
       state.slot = layout::none;
     }
   }
@@ -522,12 +530,14 @@ class gradient_reducer {
 
   binding<device>* bound_;
   metered<Communicator>* comm_;
-  stream engine_side_{};  // what is enqueued here is done when the call that enqueued it returns
   accumulation policy_;
   bool engine_adds_;
-  bool in_turns_;      // between gathers, at places that all ranks share
-  stream own_stream_;  // where parameters are sharded and it has a thread
-  stream* stream_;     // of the reductions
+  bool in_turns_;  // between gathers, at places that all ranks share
+  std::unique_ptr<stream> own_stream_;
+  stream* stream_;  // of the reductions
+  stream* engine_;  // of the gradients
+  event written_;   // what the engine did before a reduction
+  event reduced_;
   std::vector<parameter_state> parameters_;
   std::vector<bucket_state> buckets_;
   std::vector<slot_state> slots_;

@@ -156,11 +156,9 @@ class microbatch {
   void gradient_ready(std::size_t id, const_any_span gradient) {
     model_->gradient_ready(id, gradient);
   }
-  /// The same, once `producer` has computed it.
-  template <class Stream>
-  void gradient_ready(std::size_t id, const_any_span gradient, Stream& producer) {
-    producer.synchronize();
-    model_->gradient_ready(id, gradient);
+  /// The same, once `producer` has computed it, which may then write there again.
+  void gradient_ready(std::size_t id, const_any_span gradient, typename Model::stream& producer) {
+    model_->gradient_ready(id, gradient, producer);
   }
 
   /// Where to write a gradient; `gradient_ready(id)` follows.

@@ -31,6 +31,7 @@ struct memory_map_options {
       value_stays;  ///< per parameter: bytes of a value tensor that can't be rebound
   std::vector<std::uint64_t> gradient_stays;  ///< the same for its gradient tensor
   std::uint64_t alignment_bytes = 64;         ///< of every region's start
+  std::uint64_t control_bytes = 0;            ///< of `control_map`
 };
 
 class memory_map {
@@ -64,6 +65,7 @@ class memory_map {
   std::vector<std::uint64_t> gather_slots;
   std::vector<std::uint64_t> gradient_slots;
   std::uint64_t staging = none;
+  std::uint64_t control = none;
   std::vector<region> regions;
   memory_bytes bytes;
 
@@ -87,6 +89,9 @@ class memory_map {
     add_gather_slots();
     add_gradient_slots();
     add_staging();
+    if (options_.control_bytes != 0) {
+      control = take(category::control, options_.control_bytes, options_.control_bytes);
+    }
     for (std::size_t id = 0; id < of.parameters().size(); ++id) {
       bytes[category::engine] += options_.value_stays[id] + options_.gradient_stays[id];
     }

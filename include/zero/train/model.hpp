@@ -27,25 +27,31 @@ namespace zero::inline v0::detail {
 template <communicator Communicator, elementwise_optimizer Optimizer>
 class model {
   using device = typename Communicator::device;
-  using stream = typename device::stream;
 
  public:
+  using stream = typename device::stream;
+
   /// Collective; `spec` must be agreed on. `reductions` is `comm`, or where parameters are sharded
   /// and communication overlaps another communicator.
   model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec,
         stage at, accumulation policy, options const& chosen)
       : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank())},
         per_microbatch_{policy.per_microbatch},
-        reducer_{bound_, reductions, stream_, policy, chosen},
-        update_{bound_, comm, stream_, chosen.clip_norm}, units_(of().units().size()),
+        reducer_{bound_, reductions, stream_, engine_, policy, chosen},
+        update_{bound_, comm, stream_, engine_, chosen.clip_norm}, units_(of().units().size()),
         value_uses_(of().parameters().size(), 0), skipped_(of().parameters().size(), false),
-        writer_(of().parameters().size(), layout::none), stream_(chosen.overlap) {
+        writer_(of().parameters().size(), layout::none),
+        engine_(device::engine_stream(chosen.stream)),
+        stream_(device::communication_stream(chosen.overlap, chosen.stream)) {
     if (at.shards_parameters()) {
       make_residency(at);
     }
   }
 
-  void take_over(start how) { bound_.take_over(*comm_, how, !per_microbatch_); }
+  void take_over(start how) {
+    bound_.take_over(*comm_, how, !per_microbatch_);
+    update_.initialise();
+  }
 
   [[nodiscard]] layout const& of() const noexcept { return bound_.of(); }
   [[nodiscard]] binding<device> const& bound() const noexcept { return bound_; }
@@ -249,6 +255,14 @@ class model {
     });
   }
 
+  void gradient_ready(std::size_t id, const_any_span gradient, stream& producer) {
+    guarded([&] {
+      let_wait(engine_, producer);
+      gradient_ready(id, gradient);
+      let_wait(producer, engine_);
+    });
+  }
+
   void gradient_ready(std::size_t id) {
     guarded([&] {
       open_parameter(id);
@@ -378,7 +392,9 @@ class model {
   template <class Call>
   auto guarded(Call call) {
     if (failure_) {
-      refuse_broken();
+      if (!released_) {
+        refuse_broken();
+      }
       std::rethrow_exception(failure_);
     }
     try {
@@ -405,6 +421,7 @@ class model {
           text("sharded_model: expected a bound model, actual one that was released", here())};
     }
     refuse_broken();
+    update_.check();
     reducer_.reduce_pending();
     if (!in_microbatch_ && live_ == 0) {
       finish_microbatch();
@@ -644,6 +661,12 @@ class model {
     reducer_.reduce_in_order();
   }
 
+  /// Let later work of `waits` wait for what `on` has been given so far.
+  void let_wait(stream& waits, stream& on) {
+    on.record(handed_over_);
+    waits.wait(handed_over_);
+  }
+
   /// Copy a unit's values into storage that its tensors own.
   void give_back(std::size_t unit) {
     stream copying{};
@@ -679,7 +702,7 @@ class model {
     residency_options const chosen{.slots = memory.slots.size(),
                                    .prefetch = at.prefetch,
                                    .keep_after_forward = at.keep_after_forward};
-    residency_.emplace(of(), *comm_, stream_, chosen, std::move(memory));
+    residency_.emplace(of(), *comm_, stream_, engine_, chosen, std::move(memory));
   }
 
   metered<Communicator>* comm_;
@@ -698,10 +721,12 @@ class model {
   std::size_t live_ = 0;  // leases
   std::size_t ran_ = 0;   // micro-batches with a backward in this window
   std::size_t announced_ = 0;
+  typename device::event handed_over_;
   bool in_microbatch_ = false;
   bool in_evaluation_ = false;
   bool unfinished_ = false;  // the last micro-batch's gradients aren't all reduced
   bool released_ = false;
+  stream engine_;  // what the engine does
   stream stream_;  // last: destroyed first, when its work has run
 };
 

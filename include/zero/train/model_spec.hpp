@@ -6,6 +6,7 @@
 #include <zero/optim/concept.hpp>
 #include <zero/shard/layout.hpp>
 #include <zero/train/agreement.hpp>
+#include <zero/train/control.hpp>
 #include <zero/train/distinct_tensors.hpp>
 #include <zero/train/memory_map.hpp>
 #include <zero/train/options.hpp>
@@ -49,7 +50,7 @@ class model_spec {
                 layout_options{.bucket_bytes = chosen.bucket_bytes_in(at),
                                .alignment = chosen.alignment.value_or(0),
                                .alignment_bytes = Device::alignment_bytes}},
-        map_{layout_, map_options<Device>(at, policy, rank, state_count<Optimizer>)},
+        map_{layout_, map_options<Device, Optimizer>(at, policy, ranks, rank)},
         plan_{make_plan(layout_, map_, at, policy, bound_bytes())} {
     optimizer.validate();
     text_ = text(at, policy, chosen) + text(optimizer);
@@ -102,16 +103,18 @@ class model_spec {
     return tensor && !tensor.rebindable() ? tensor.elements().bytes() : 0;
   }
 
-  template <class Device>
+  template <class Device, class Optimizer>
   [[nodiscard]] memory_map_options map_options(stage const& at, accumulation const& policy,
-                                               std::uint64_t rank, std::size_t states) const {
-    memory_map_options out{.stage = at,
-                           .policy = policy,
-                           .rank = rank,
-                           .states = states,
-                           .value_stays = {},
-                           .gradient_stays = {},
-                           .alignment_bytes = Device::alignment_bytes};
+                                               std::uint64_t ranks, std::uint64_t rank) const {
+    memory_map_options out{
+        .stage = at,
+        .policy = policy,
+        .rank = rank,
+        .states = state_count<Optimizer>,
+        .value_stays = {},
+        .gradient_stays = {},
+        .alignment_bytes = Device::alignment_bytes,
+        .control_bytes = control_map<Device, Optimizer>{declared_.size(), ranks}.bytes};
     for (any_parameter const& each : declared_) {
       out.value_stays.push_back(stays(each.value));
       out.gradient_stays.push_back(each.is_frozen ? 0 : stays(each.gradient));

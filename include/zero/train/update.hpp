@@ -3,28 +3,27 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
-#include <zero/optim/fused_update.hpp>
-#include <zero/optim/gradient_norm.hpp>
 #include <zero/shard/bucketed.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/binding.hpp>
+#include <zero/train/control.hpp>
+#include <zero/train/step_kernels.hpp>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <memory>
+#include <new>
 #include <optional>
-#include <span>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 /// @file
 /// `update`: what a step does once every gradient is reduced, all of it on the communication
-/// stream: the ranks' flags are combined, the norm is taken, each bucket is updated in one pass and
-/// gathered.
+/// stream and in the device's memory: the ranks' flags are combined, the norm is taken, each bucket
+/// is updated in one pass and gathered.
 
 namespace zero::inline v0::detail {
 
@@ -34,102 +33,159 @@ struct step_outcome {
   bool skipped = false;  ///< the norm was not finite: nothing was updated
 };
 
-/// What ranks must agree on about the micro-batches since the last step.
-struct window {
-  std::uint64_t microbatches;  ///< that ran
-  std::uint64_t announced;
-  std::uint64_t order;  ///< a hash of the order in which buckets were gathered and reduced
-};
-
 template <communicator Communicator, elementwise_optimizer Optimizer>
 class update {
   using device = typename Communicator::device;
   using stream = typename device::stream;
   using event = typename device::event;
+  using map = control_map<device, Optimizer>;
 
  public:
-  update(binding<device>& bound, metered<Communicator>& comm, stream& communication,
+  update(binding<device>& bound, metered<Communicator>& comm, stream& communication, stream& engine,
          std::optional<double> clip_norm)
-      : bound_{&bound}, comm_{&comm}, stream_{&communication}, clip_norm_{clip_norm},
-        steps_(bound.of().parameters().size(), 0), had_(steps_.size(), 0),
-        message_(round_up(sizeof(header) + steps_.size(), sizeof(float))),
-        messages_(message_.size() * static_cast<std::size_t>(comm.size())),
-        sums_(static_cast<std::size_t>(comm.size())), ready_(bound.of().buckets().size()) {}
+      : bound_{&bound}, comm_{&comm}, stream_{&communication}, engine_{&engine},
+        clip_norm_{clip_norm},
+        map_{bound.of().parameters().size(), static_cast<std::uint64_t>(comm.size())},
+        control_{bound.at_offset(bound.map().control)}, ready_(bound.of().buckets().size()) {
+    if constexpr (!device::has_host_memory) {
+      report_.reset(new (device::allocate_host(sizeof(step_report))) step_report{});
+    }
+  }
+
+  /// What the kernels need in the control memory from the start; the rest is zero.
+  void initialise() {
+    std::vector<std::byte> types(round_up(parameters().size(), sizeof(float)));
+    for (std::size_t id = 0; id < parameters().size(); ++id) {
+      types[id] = static_cast<std::byte>(accumulate_dtype(parameters()[id].spec.value));
+    }
+    stream binding{};
+    device::upload(binding, words(types.data(), types.size()),
+                   words(at<std::byte>(map_.types), types.size()));
+  }
 
   /// Enqueue a step; `had_gradient(id)` is this rank's flag.
   template <class HadGradient>
   void enqueue(Optimizer const& optimizer, window const& over, HadGradient had_gradient) {
-    finished_.wait();
-    optimizer_ = optimizer;
-    header_ = {over, fingerprint(optimizer), 0};
-    for (std::size_t id = 0; id < steps_.size(); ++id) {
-      message_[sizeof(header) + id] = static_cast<std::byte>(had_gradient(id) ? 1 : 0);
-    }
-    run([this] { write_header(); });
-    collect(message_.data(), message_.size(), messages_.data());
-    run([this] { combine_headers(); });
+    std::uint32_t const ranks = static_cast<std::uint32_t>(comm_->size());
+    step_messages const messages{at<std::byte>(map_.messages), map_.message_bytes, ranks};
+    once(write_optimizer<Optimizer>{at<Optimizer>(map_.optimizer), optimizer});
+    once(begin_step{state(), at<norm_sum>(map_.sum), {over, fingerprint(optimizer), 0}});
+    write_own_flags(had_gradient);
     if (clip_norm_) {
-      run([this] { sum_squares(); });
-      collect(&sum_, sizeof sum_, sums_.data());
-      run([this] { clip(); });
+      for_each_own_gradient([this](const_any_span gradient) {
+        device::accumulate(*stream_, gradient.size(),
+                           find_magnitude{gradient.data(), gradient.dtype()}, &state()->largest,
+                           at<std::byte>(map_.scratch));
+      });
     }
-    run([this] {
-      updating_.store(true);
-      if (!outcome_.skipped) {
-        for (std::size_t id = 0; id < steps_.size(); ++id) {
-          steps_[id] += had_[id];
-        }
-      }
-    });
+    once(write_message{state(), at<std::byte>(map_.message)});
+    collect(map_.message, map_.message_bytes, map_.messages);
+    once(combine_headers{state(), messages});
+    report_fault();
+    if (clip_norm_) {
+      for_each_own_gradient([this](const_any_span gradient) {
+        device::accumulate(*stream_, gradient.size(),
+                           sum_squares{state(), gradient.data(), gradient.dtype()},
+                           at<norm_sum>(map_.sum), at<std::byte>(map_.scratch));
+      });
+      collect(map_.sum, sizeof(norm_sum), map_.sums);
+      once(clip_gradient{state(), at<norm_sum>(map_.sums), ranks, *clip_norm_});
+    }
+    once(mark_updating{state(), 1});
+    publish();
+    device::launch(*stream_, parameters().size(),
+                   count_updates<map, Optimizer>{
+                       state(), at<Optimizer>(map_.optimizer), messages, control_,
+                       map_.constants_of, map_.constants_bytes, at<std::int64_t>(map_.steps),
+                       at<std::uint8_t>(map_.had), at<std::uint8_t>(map_.types)});
     for (std::size_t b = 0; b < ready_.size(); ++b) {
       if (bound_->of().buckets()[b].trainable) {
-        run([this, b] { update_bucket(b); });
+        update_bucket(b);
         gather(b);
-        ready_[b] = stream_->record();
+        stream_->record(ready_[b]);
       }
     }
-    run([this] { updating_.store(false); });
-    finished_ = stream_->record();
+    once(mark_updating{state(), 0});
+    publish();
+    stream_->record(finished_);
   }
 
-  /// Wait until the parameters of bucket `b` are those after the last step.
-  void wait(std::size_t b) const { ready_[b].wait(); }
-  void wait() const { finished_.wait(); }
+  /// Let the engine wait until the parameters of bucket `b`, or all, are those after the last step.
+  void wait(std::size_t b) { engine_->wait(ready_[b]); }
+  void wait() { engine_->wait(finished_); }
 
   /// True once an update failed midway: parameters are neither old nor new.
-  [[nodiscard]] bool broken() const noexcept { return finished_.ready() && updating_.load(); }
+  [[nodiscard]] bool broken() const noexcept { return finished_.ready() && found().updating != 0; }
+
+  /// Where the stream runs no host code: throw what the last step found, if it is done.
+  /// @throws zero::usage_error  ranks disagreed; nothing was updated.
+  void check() const {
+    if constexpr (!device::has_host_memory) {
+      if (finished_.ready()) {
+        throw_fault(*report_, comm_->rank());
+      }
+    }
+  }
 
   /// Waits for the last step.
-  [[nodiscard]] step_outcome const& outcome() const {
+  /// @throws zero::usage_error  ranks disagreed; nothing was updated.
+  [[nodiscard]] step_outcome outcome() const {
     finished_.wait();
-    return outcome_;
+    throw_fault(found(), comm_->rank());
+    return {found().norm, found().skipped != 0};
   }
 
   /// How many updates a parameter has had. Waits for the last step.
   [[nodiscard]] std::int64_t steps(std::size_t id) const {
     finished_.wait();
-    return steps_[id];
+    std::int64_t out = 0;
+    device::download(*stream_, words(at<std::int64_t>(map_.steps) + id, sizeof out),
+                     words(&out, sizeof out));
+    return out;
   }
 
  private:
-  struct header {
-    window over;
-    std::uint64_t optimizer;
-    double magnitude;
+  struct give_back {
+    void operator()(step_report* report) const noexcept {
+      device::deallocate_host(report, sizeof *report);
+    }
   };
-  static_assert(sizeof(norm_sum) % sizeof(float) == 0);
 
-  /// Run work on the stream; what it throws is thrown by every rank.
-  template <class Work>
-  void run(Work work) {
-    stream_->enqueue([this, work] {
-      try {
-        work();
-      } catch (std::exception const& failure) {
-        comm_->abort(failure.what());
-        throw;
+  [[nodiscard]] auto const& parameters() const noexcept { return bound_->of().parameters(); }
+
+  template <class T>
+  [[nodiscard]] T* at(std::uint64_t offset) const noexcept {
+    return reinterpret_cast<T*>(control_ + offset);
+  }
+  [[nodiscard]] step_state* state() const noexcept { return at<step_state>(map_.state); }
+
+  /// The report of the last step, once it is done.
+  [[nodiscard]] step_report const& found() const noexcept {
+    return device::has_host_memory ? state()->report : *report_;
+  }
+
+  /// Bytes, as what a collective and a copy take.
+  [[nodiscard]] static any_span words(void* first, std::uint64_t bytes) noexcept {
+    return {first, bytes / sizeof(float), dtype::float32};
+  }
+
+  template <class Kernel>
+  void once(Kernel kernel) {
+    device::launch(*stream_, 1, kernel);
+  }
+
+  template <class HadGradient>
+  void write_own_flags(HadGradient had_gradient) {
+    auto* const flags = at<std::uint8_t>(map_.message + sizeof(step_header));
+    std::size_t const size = parameters().size();
+    for (std::size_t first = 0; first < size; first += write_flags::most) {
+      write_flags chunk{
+          flags + first, static_cast<std::uint32_t>(std::min(write_flags::most, size - first)), {}};
+      for (std::uint32_t i = 0; i < chunk.size; ++i) {
+        chunk.bits[i / 64] |= std::uint64_t{had_gradient(first + i) ? 1U : 0U} << (i % 64);
       }
-    });
+      once(chunk);
+    }
   }
 
   /// Call visit(gradient) for each piece of this rank's slices of the reduced gradient.
@@ -150,91 +206,55 @@ class update {
 
   /// Collect a few bytes of every rank, in line with the other collectives: a rank that is
   /// elsewhere is an error at once.
-  void collect(void const* mine, std::size_t bytes, void* all) {
-    std::size_t const words = bytes / sizeof(float);
+  void collect(std::uint64_t mine, std::uint64_t bytes, std::uint64_t all) {
     comm_->label(traffic::control);
-    comm_->all_gather(
-        const_any_span{mine, words, dtype::float32},
-        any_span{all, words * static_cast<std::size_t>(comm_->size()), dtype::float32}, *stream_);
+    comm_->all_gather(words(control_ + mine, bytes),
+                      words(control_ + all, bytes * static_cast<std::uint64_t>(comm_->size())),
+                      *stream_);
   }
 
-  void write_header() {
-    if (clip_norm_) {
-      for_each_own_gradient([this](const_any_span gradient) {
-        header_.magnitude = std::max(header_.magnitude, largest_magnitude(gradient));
+  void publish() {
+    if constexpr (!device::has_host_memory) {
+      device::publish(*stream_, words(&state()->report, sizeof(step_report)),
+                      words(report_.get(), sizeof(step_report)));
+    }
+  }
+
+  /// Where the stream runs host code, a fault ends it there, on every rank.
+  void report_fault() {
+    if constexpr (device::has_host_memory) {
+      device::launch(*stream_, 1, [this](std::size_t /*first*/, std::size_t /*count*/) {
+        try {
+          throw_fault(found(), comm_->rank());
+        } catch (usage_error const& failure) {
+          comm_->abort(failure.what());
+          throw;
+        }
       });
     }
-    std::memcpy(message_.data(), &header_, sizeof header_);
   }
 
-  /// Learn which parameters had a gradient on any rank, and the largest magnitude over all ranks.
-  void combine_headers() {
-    outcome_ = {};
-    std::fill(had_.begin(), had_.end(), std::uint8_t{0});
-    for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
-      std::byte const* const message = messages_.data() + rank * message_.size();
-      header other{};
-      std::memcpy(&other, message, sizeof other);
-      check_peer(other, rank);
-      header_.magnitude = std::max(header_.magnitude, other.magnitude);
-      for (std::size_t id = 0; id < had_.size(); ++id) {
-        had_[id] |= static_cast<std::uint8_t>(message[sizeof(header) + id]);
-      }
-    }
-    multiplier_ = 1.0 / static_cast<double>(header_.over.microbatches);
-  }
-
-  void check_peer(header const& peer, std::size_t rank) const {
-    check_count(header_.over.microbatches, peer.over.microbatches, " micro-batches", rank);
-    check_count(header_.over.announced, peer.over.announced, " announced micro-batches", rank);
-    if (peer.over.order != header_.over.order) {
-      throw usage_error{
-          text("step: expected units in one order on all ranks, actual another on rank ", rank,
-               " than here (rank ", comm_->rank(), ")")};
-    }
-    if (peer.optimizer != header_.optimizer) {
-      throw usage_error{
-          text("step: expected one optimizer on all ranks, actual other hyperparameters on rank ",
-               rank, " than here (rank ", comm_->rank(), ")")};
-    }
-  }
-
-  void check_count(std::uint64_t mine, std::uint64_t other, std::string_view what,
-                   std::size_t rank) const {
-    if (mine != other) {
-      throw usage_error{text("step: expected a window of ", mine, what, " as here (rank ",
-                             comm_->rank(), "), actual ", other, " (rank ", rank, ")")};
-    }
-  }
-
-  void sum_squares() {
-    sum_ = {};
-    if (std::isfinite(header_.magnitude)) {
-      for_each_own_gradient(
-          [this](const_any_span gradient) { sum_ += sum_of_squares(gradient, header_.magnitude); });
-    }
-  }
-
-  /// The global norm: exact sums of slices, added, so that every cut gives the same bits.
-  void clip() {
-    if (!std::isfinite(header_.magnitude)) {
-      outcome_ = {header_.magnitude, true};
-      return;
-    }
-    norm_sum total{};
-    for (norm_sum const& each : sums_) {
-      total += each;
-    }
-    outcome_.norm = norm(total, header_.magnitude) * multiplier_;
-    if (outcome_.norm > *clip_norm_) {
-      multiplier_ *= *clip_norm_ / outcome_.norm;
+  static void throw_fault(step_report const& report, int here) {
+    auto const count = [&](std::string_view what) {
+      return text("step: expected a window of ", report.expected, what, " as here (rank ", here,
+                  "), actual ", report.actual, " (rank ", report.rank, ")");
+    };
+    switch (report.fault) {
+      case step_fault::none: return;
+      case step_fault::microbatches: throw usage_error{count(" micro-batches")};
+      case step_fault::announced: throw usage_error{count(" announced micro-batches")};
+      case step_fault::order:
+        throw usage_error{
+            text("step: expected units in one order on all ranks, actual another on rank ",
+                 report.rank, " than here (rank ", here, ")")};
+      case step_fault::optimizer:
+        throw usage_error{
+            text("step: expected one optimizer on all ranks, actual other hyperparameters on rank ",
+                 report.rank, " than here (rank ", here, ")")};
     }
   }
 
   void update_bucket(std::size_t b) {
-    if (outcome_.skipped) {
-      return;
-    }
     for (std::size_t const s : bound_->of().buckets()[b].segments) {
       if (bound_->of().segments()[s].trainable) {
         update_segment(s);
@@ -244,21 +264,41 @@ class update {
 
   void update_segment(std::size_t s) {
     layout::segment const& segment = bound_->of().segments()[s];
-    std::size_t const master = has_master(segment.value) ? 1 : 0;
+    visit(segment.value, [&]<class Parameter>(std::type_identity<Parameter>) {
+      if constexpr (sizeof(Parameter) == 2) {
+        if (segment.reduced == dtype::float32) {
+          update_pieces<update_elements<Optimizer, Parameter, float>>(s);
+          return;
+        }
+      }
+      update_pieces<update_elements<Optimizer, Parameter, Parameter>>(s);
+    });
+  }
+
+  template <class Kernel>
+  void update_pieces(std::size_t s) {
+    constexpr std::size_t master = Kernel::kernel::has_master ? 1 : 0;
+    using real = typename Kernel::real;
     bound_->of().for_each_piece(
-        segment, bound_->update_begin(s), bound_->update_end(s),
+        bound_->of().segments()[s], bound_->update_begin(s), bound_->update_end(s),
         [&](std::size_t id, std::uint64_t first, std::uint64_t offset, std::uint64_t count) {
-          if (had_[id] == 0) {
-            return;
+          auto const state_at = [&](std::size_t k) {
+            return reinterpret_cast<real*>(bound_->state_piece(s, k, offset));
+          };
+          Kernel kernel{};
+          kernel.state = state();
+          kernel.had = at<std::uint8_t>(map_.had) + id;
+          kernel.constants = reinterpret_cast<decltype(kernel.constants)>(
+              at<std::byte>(map_.constants_of + id * map_.constants_bytes));
+          kernel.parameter = static_cast<decltype(kernel.parameter)>(
+              bound_->value_piece(id, first, offset, count).data());
+          kernel.gradient = static_cast<decltype(kernel.gradient)>(
+              bound_->reduced_piece(id, first, offset, count).data());
+          kernel.master = master != 0 ? state_at(0) : nullptr;
+          for (std::size_t k = 0; k < kernel.states.size(); ++k) {
+            kernel.states[k] = state_at(k + master);
           }
-          update_piece<Optimizer> piece{};
-          piece.parameter = bound_->value_piece(id, first, offset, count);
-          piece.gradient = bound_->reduced_piece(id, first, offset, count);
-          piece.master = master != 0 ? bound_->state_piece(s, 0, offset) : nullptr;
-          for (std::size_t k = 0; k < piece.states.size(); ++k) {
-            piece.states[k] = bound_->state_piece(s, k + master, offset);
-          }
-          fused_update(optimizer_, steps_[id], multiplier_, piece);
+          device::launch(*stream_, count, kernel);
         });
   }
 
@@ -309,20 +349,13 @@ class update {
   binding<device>* bound_;
   metered<Communicator>* comm_;
   stream* stream_;
+  stream* engine_;
   std::optional<double> clip_norm_;
-  Optimizer optimizer_{};
-  std::vector<std::int64_t> steps_;  // updates of each parameter
-  std::vector<std::uint8_t> had_;    // a gradient on any rank
-  header header_{};
-  std::vector<std::byte> message_;   // header, then a flag per parameter
-  std::vector<std::byte> messages_;  // of all ranks
-  norm_sum sum_{};
-  std::vector<norm_sum> sums_;  // of all ranks
-  double multiplier_ = 1;
-  step_outcome outcome_;
-  std::vector<event> ready_;  // per bucket
+  map map_;
+  std::byte* control_;
+  std::unique_ptr<step_report, give_back> report_;  // the host's copy, where it needs one
+  std::vector<event> ready_;                        // per bucket
   event finished_;
-  std::atomic<bool> updating_{false};
 };
 
 }  // namespace zero::inline v0::detail

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/core/error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+/// @file
+/// What a failed call of the CUDA runtime throws.
+
+namespace zero::inline v0 {
+
+/// A call of the CUDA runtime failed. The message names it, the error and the rank.
+class cuda_error : public error {
+ public:
+  cuda_error(std::string const& message, cudaError_t code) : error{message}, code_{code} {}
+
+  [[nodiscard]] cudaError_t code() const noexcept { return code_; }
+
+ private:
+  cudaError_t code_;
+};
+
+namespace detail {
+
+/// The rank that this thread works for, or -1: communicators set it where they are made or used.
+inline thread_local int rank_of_thread = -1;
+
+[[nodiscard]] inline std::string rank_suffix() {
+  return rank_of_thread < 0 ? std::string{} : text(" (rank ", rank_of_thread, ")");
+}
+
+[[noreturn]] inline void throw_cuda(cudaError_t code, std::string_view call) {
+  static_cast<void>(cudaGetLastError());  // one that isn't sticky is done with
+  throw cuda_error{text(call, ": expected success, actual ", cudaGetErrorName(code), ": ",
+                        cudaGetErrorString(code), rank_suffix()),
+                   code};
+}
+
+/// @throws zero::cuda_error  `code` is no success.
+inline void check_cuda(cudaError_t code, std::string_view call) {
+  if (code != cudaSuccess) {
+    throw_cuda(code, call);
+  }
+}
+
+}  // namespace detail
+}  // namespace zero::inline v0

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/device/cuda_error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#include <cub/block/block_reduce.cuh>
+#include <cub/device/device_for.cuh>
+#elif defined(ZERO_FAKE_CUDA)
+extern "C" cudaError_t zeroFakeLaunch(cudaStream_t stream, void (*run)(void const*),
+                                      void const* function, std::size_t bytes);
+#endif
+
+/// @file
+/// The one place where kernels are launched. A kernel is a plain value, called as
+/// function(first, count) for ranges of `Function::grain` elements (1 where it names none), a
+/// thread each. Without a CUDA compiler only tests can launch, over a fake of the runtime.
+
+namespace zero::inline v0::detail {
+
+template <class Function>
+inline constexpr std::size_t grain_of = 1;
+template <class Function>
+  requires requires { Function::grain; }
+inline constexpr std::size_t grain_of<Function> = Function::grain;
+
+/// Blocks whose sums `cuda_accumulate` keeps in its scratch.
+inline constexpr std::size_t cuda_reduce_blocks = 256;
+
+#if defined(__CUDACC__)
+
+template <class Function>
+struct call_of_thread {
+  Function function;
+  std::size_t n;
+
+  __device__ void operator()(std::size_t i) const {
+    std::size_t const first = i * grain_of<Function>;
+    std::size_t const rest = n - first;
+    function(first, rest < grain_of<Function> ? rest : grain_of<Function>);
+  }
+};
+
+template <class Function>
+void cuda_launch(cudaStream_t stream, std::size_t n, Function function) {
+  std::size_t const threads = (n + grain_of<Function> - 1) / grain_of<Function>;
+  check_cuda(cub::DeviceFor::Bulk(threads, call_of_thread<Function>{function, n}, stream),
+             "cub::DeviceFor::Bulk");
+}
+
+inline constexpr int reduce_threads = 256;
+
+struct add_up {
+  template <class T>
+  __device__ T operator()(T a, T const& b) const {
+    a += b;
+    return a;
+  }
+};
+
+template <class T, class Function>
+__global__ void accumulate_blocks(Function function, std::size_t n, T* blocks) {
+  using reduce = cub::BlockReduce<T, reduce_threads>;
+  __shared__ typename reduce::TempStorage storage;
+  T sum{};
+  std::size_t const step = std::size_t{gridDim.x} * reduce_threads * grain_of<Function>;
+  std::size_t first = (std::size_t{blockIdx.x} * reduce_threads + threadIdx.x) * grain_of<Function>;
+  for (; first < n; first += step) {
+    std::size_t const rest = n - first;
+    sum += function(first, rest < grain_of<Function> ? rest : grain_of<Function>);
+  }
+  T const total = reduce(storage).Reduce(sum, add_up{});
+  if (threadIdx.x == 0) {
+    blocks[blockIdx.x] = total;
+  }
+}
+
+template <class T>
+__global__ void add_blocks(T const* blocks, unsigned count, T* result) {
+  using reduce = cub::BlockReduce<T, reduce_threads>;
+  __shared__ typename reduce::TempStorage storage;
+  T const mine = threadIdx.x < count ? blocks[threadIdx.x] : T{};
+  T const total = reduce(storage).Reduce(mine, add_up{});
+  if (threadIdx.x == 0) {
+    *result += total;
+  }
+}
+
+/// *result += the sum of function(first, count). `T`'s sum must not depend on order.
+template <class T, class Function>
+void cuda_accumulate(cudaStream_t stream, std::size_t n, Function function, T* result,
+                     void* scratch) {
+  static_assert(cuda_reduce_blocks <= reduce_threads);
+  std::size_t const most =
+      (n + reduce_threads * grain_of<Function> - 1) / (reduce_threads * grain_of<Function>);
+  auto const blocks = static_cast<unsigned>(std::min(most, cuda_reduce_blocks));
+  auto* const sums = static_cast<T*>(scratch);
+  accumulate_blocks<<<blocks, reduce_threads, 0, stream>>>(function, n, sums);
+  check_cuda(cudaGetLastError(), "accumulate_blocks");
+  add_blocks<<<1, reduce_threads, 0, stream>>>(sums, blocks, result);
+  check_cuda(cudaGetLastError(), "add_blocks");
+}
+
+#elif defined(ZERO_FAKE_CUDA)
+
+template <class Work>
+void fake_launch(cudaStream_t stream, Work const& work) {
+  static_assert(std::is_trivially_copyable_v<Work>);
+  check_cuda(zeroFakeLaunch(
+                 stream, [](void const* self) { (*static_cast<Work const*>(self))(); }, &work,
+                 sizeof work),
+             "zeroFakeLaunch");
+}
+
+template <class Function>
+struct whole_launch {
+  Function function;
+  std::size_t n;
+  void operator()() const { function(std::size_t{0}, n); }
+};
+
+template <class T, class Function>
+struct whole_accumulate {
+  Function function;
+  std::size_t n;
+  T* result;
+  void operator()() const { *result += function(std::size_t{0}, n); }
+};
+
+template <class Function>
+void cuda_launch(cudaStream_t stream, std::size_t n, Function function) {
+  fake_launch(stream, whole_launch<Function>{function, n});
+}
+
+template <class T, class Function>
+void cuda_accumulate(cudaStream_t stream, std::size_t n, Function function, T* result,
+                     void* /*scratch*/) {
+  fake_launch(stream, whole_accumulate<T, Function>{function, n, result});
+}
+
+#else
+
+template <class Function>
+void cuda_launch(cudaStream_t /*stream*/, std::size_t /*n*/, Function /*function*/) {
+  static_assert(!std::is_same_v<Function, Function>,
+                "a model on a CUDA device needs a CUDA compiler here: compile this file with nvcc");
+}
+
+template <class T, class Function>
+void cuda_accumulate(cudaStream_t /*stream*/, std::size_t /*n*/, Function /*function*/,
+                     T* /*result*/, void* /*scratch*/) {
+  static_assert(!std::is_same_v<Function, Function>,
+                "a model on a CUDA device needs a CUDA compiler here: compile this file with nvcc");
+}
+
+#endif
+
+}  // namespace zero::inline v0::detail
