@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,8 +26,7 @@ template <class Device, class T>
 class device_tensor {
  public:
   device_tensor(typename Device::stream& stream, std::vector<T> const& values)
-      : own_bytes_{values.size() * sizeof(T)},
-        view_{static_cast<T*>(Device::allocate(own_bytes_)), values.size()}, own_{view_.data()} {
+      : device_tensor{values.size()} {
     Device::upload(stream, std::span{values}, view_);
   }
   device_tensor(device_tensor const&) = delete;
@@ -46,9 +46,11 @@ class device_tensor {
   }
 
  private:
-  std::size_t own_bytes_;
+  explicit device_tensor(std::size_t n) { allocate(n); }
+
+  std::size_t own_bytes_ = 0;
   std::span<T> view_;
-  T* own_;
+  T* own_ = nullptr;
 };
 
 /// g = value / 2 + constant + i / 8, added or not.

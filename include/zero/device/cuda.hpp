@@ -67,7 +67,9 @@ class cuda {
     return memory;
   }
   static void deallocate(void* memory, std::size_t /*bytes*/) noexcept {
-    static_cast<void>(cudaFree(memory));
+    if (memory != nullptr) {
+      static_cast<void>(cudaFree(memory));
+    }
   }
 
   /// Memory of the host that a stream can write while the host goes on.

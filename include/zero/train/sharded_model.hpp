@@ -143,7 +143,12 @@ class sharded_model {
       model_.emplace(comm_, reductions_ ? *reductions_ : comm_, *spec_, placed, accumulates,
                      chosen);
     });
-    model_->take_over(chosen.start);
+    try {
+      model_->take_over(chosen.start);
+    } catch (std::exception const& failure) {
+      comm_.abort(failure.what());  // of this rank's alone: what concerns all was thrown by all
+      throw;
+    }
   }
 
   sharded_model(sharded_model const&) = delete;

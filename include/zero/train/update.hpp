@@ -108,6 +108,7 @@ class update {
     once(mark_updating{state(), 0});
     publish();
     stream_->record(finished_);
+    done_ = false;
   }
 
   /// Let the engine wait until the parameters of bucket `b`, or all, are those after the last step.
@@ -115,13 +116,13 @@ class update {
   void wait() { engine_->wait(finished_); }
 
   /// True once an update failed midway: parameters are neither old nor new.
-  [[nodiscard]] bool broken() const noexcept { return finished_.ready() && found().updating != 0; }
+  [[nodiscard]] bool broken() const noexcept { return done() && found().updating != 0; }
 
   /// Where the stream runs no host code: throw what the last step found, if it is done.
   /// @throws zero::usage_error  ranks disagreed; nothing was updated.
   void check() const {
     if constexpr (!device::has_host_memory) {
-      if (finished_.ready()) {
+      if (done()) {
         throw_fault(*report_, comm_->rank());
       }
     }
@@ -145,6 +146,12 @@ class update {
   }
 
  private:
+  /// Whether the last step is done; asked of the device until it is.
+  [[nodiscard]] bool done() const noexcept {
+    done_ = done_ || finished_.ready();
+    return done_;
+  }
+
   struct give_back {
     void operator()(step_report* report) const noexcept {
       device::deallocate_host(report, sizeof *report);
@@ -356,6 +363,7 @@ class update {
   std::unique_ptr<step_report, give_back> report_;  // the host's copy, where it needs one
   std::vector<event> ready_;                        // per bucket
   event finished_;
+  mutable bool done_ = true;
 };
 
 }  // namespace zero::inline v0::detail
