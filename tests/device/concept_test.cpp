@@ -33,6 +33,7 @@ struct event_of_a_stream_only {
 struct whole_stream {
   explicit whole_stream(bool threaded = false);
   bool threaded() const;
+  bool capturing() const;
   void record(zero::host_event&);
   void wait(zero::host_event const&);
   void synchronize();

@@ -125,6 +125,7 @@ class simulated_stream {
   ~simulated_stream() { queue_->run(queue_->enqueued()); }
 
   [[nodiscard]] bool threaded() const noexcept { return asynchronous_; }
+  [[nodiscard]] static bool capturing() noexcept { return false; }
 
   void enqueue(ticks duration, std::function<void()> work) {
     queue_->enqueue(duration, std::move(work));

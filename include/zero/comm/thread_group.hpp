@@ -88,7 +88,13 @@ class thread_group {
   ///                                    more.
   void run_payload(int rank, collective const& call, stream& on) {
     if constexpr (!Device::has_host_memory) {
-      checked(rank, call, [&] { on.record(member(rank).events.arrived); });
+      checked(rank, call, [&] {
+        if (size() > 1 && on.capturing()) {
+          throw usage_error{text(name(call.op), ": expected no capture where threads share a GPU, ",
+                                 "actual one (rank ", rank, ")")};
+        }
+        on.record(member(rank).events.arrived);
+      });
     }
     run(payload, rank, call,
         [&](thread_place const& here) { checked(rank, call, [&] { move_data(here, on); }); });

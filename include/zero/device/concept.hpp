@@ -22,11 +22,12 @@ concept device_event =
     };
 
 /// In-order work on a device, whose destructor waits for it. `threaded` says whether it runs
-/// concurrently with the caller.
+/// concurrently with the caller, `capturing` whether it is recorded into a graph instead.
 template <class Stream, class Event>
 concept device_stream = std::default_initializable<Stream> && std::destructible<Stream> &&
                         requires(Stream& stream, Event& event, Event const& recorded) {
                           { stream.threaded() } -> std::same_as<bool>;
+                          { stream.capturing() } -> std::same_as<bool>;
                           stream.record(event);
                           stream.wait(recorded);
                           stream.synchronize();

@@ -100,8 +100,16 @@ class cuda_event {
   }
 
   /// Let the host wait for the work before it.
-  /// @throws zero::cuda_error  that failed, or is being captured.
-  void wait() const { detail::check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  /// @throws zero::cuda_error   that failed.
+  /// @throws zero::usage_error  it was captured.
+  void wait() const {
+    if (capture_ != 0) {
+      throw usage_error{
+          detail::text("cuda_event: expected no wait of the host in a capture, actual one",
+                       detail::rank_suffix())};
+    }
+    detail::check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
 
   [[nodiscard]] cudaEvent_t native() const noexcept { return event_; }
 
@@ -147,33 +155,49 @@ class cuda_stream {
     detail::check_cuda(cudaEventRecord(event.event_, stream_), "cudaEventRecord");
   }
 
-  /// Let all later work wait for `event`.
+  /// Let all later work wait for `event`. What is in a graph is ordered by where that is launched.
   /// @throws zero::usage_error  this stream captures, and the event's work from before is not done.
   void wait(cuda_event const& event) {
     detail::device_scope const current{device_};
-    if (unsigned long long const capture = detail::capture_of(stream_);
-        capture != event.capture_ && (capture == 0 || event.capture_ == 0)) {
-      if (event.capture_ != 0) {
-        return;  // its work is in a graph, and runs where that is launched
-      }
-      if (event.ready()) {
-        return;
-      }
-      throw usage_error{detail::text(
-          "cuda_stream: expected nothing in flight where a capture begins, actual work from before",
-          detail::rank_suffix(), "; synchronize first")};
+    unsigned long long const capture = detail::capture_of(stream_);
+    if (capture != 0 && event.capture_ == 0) {
+      check_idle(event);
+      return;
     }
-    detail::check_cuda(cudaStreamWaitEvent(stream_, event.event_, 0), "cudaStreamWaitEvent");
+    if (capture != 0 && event.capture_ != capture) {
+      return;  // of another graph
+    }
+    cudaError_t const code = cudaStreamWaitEvent(stream_, event.event_, 0);
+    if (event.capture_ != 0 &&
+        (code == cudaErrorStreamCaptureIsolation || code == cudaErrorCapturedEvent)) {
+      static_cast<void>(cudaGetLastError());  // of a graph whose capture has ended
+      return;
+    }
+    detail::check_cuda(code, "cudaStreamWaitEvent");
   }
 
   /// Let the host wait for all work.
-  /// @throws zero::cuda_error  it failed, or is being captured.
+  /// @throws zero::cuda_error   it failed.
+  /// @throws zero::usage_error  it is being captured.
   void synchronize() {
     detail::device_scope const current{device_};
+    if (capturing()) {
+      throw usage_error{
+          detail::text("cuda_stream: expected no wait of the host in a capture, actual one",
+                       detail::rank_suffix())};
+    }
     detail::check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 
  private:
+  static void check_idle(cuda_event const& event) {
+    if (!event.ready()) {
+      throw usage_error{detail::text(
+          "cuda_stream: expected nothing in flight where a capture begins, actual work from before",
+          detail::rank_suffix(), "; synchronize first")};
+    }
+  }
+
   cudaStream_t stream_ = nullptr;
   int device_;
   bool owned_ = false;

@@ -55,6 +55,7 @@ class host_stream {
   ~host_stream() = default;
 
   [[nodiscard]] bool threaded() const noexcept { return queue_ != nullptr; }
+  [[nodiscard]] static constexpr bool capturing() noexcept { return false; }
 
   /// Run `work()` after all earlier work. It is trivially copyable, at most 128 bytes, and what it
   /// refers to must outlive it. Waits while 128 pieces of work are pending.

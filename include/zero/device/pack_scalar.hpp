@@ -33,40 +33,50 @@ struct alignas(16) sixteen_bytes {
   std::uint32_t words[4];
 };
 
-/// N elements from memory that is aligned as one element is.
+template <class T>
+[[nodiscard]] __device__ bool is_wide(T const* first) {
+  return reinterpret_cast<std::uintptr_t>(first) % 16 == 0;
+}
+
+/// N elements from and to memory that is aligned as one element is.
 template <std::size_t N, class E>
 struct lanes {
   E of[N];
 
   static constexpr std::size_t words = N * sizeof(E) / 16;
+  static constexpr bool fills_words = words != 0 && words * 16 == N * sizeof(E);
 
   __device__ static lanes read(E const* from) {
     lanes out;
-    if (words * 16 == N * sizeof(E) && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-      sixteen_bytes parts[words == 0 ? 1 : words];
-      for (std::size_t i = 0; i < words; ++i) {
-        parts[i] = reinterpret_cast<sixteen_bytes const*>(from)[i];
+    if constexpr (fills_words) {
+      if (is_wide(from)) {
+        sixteen_bytes parts[words];
+        for (std::size_t i = 0; i < words; ++i) {
+          parts[i] = reinterpret_cast<sixteen_bytes const*>(from)[i];
+        }
+        memcpy(out.of, parts, sizeof out.of);
+        return out;
       }
-      memcpy(out.of, parts, sizeof out.of);
-    } else {
-      for (std::size_t i = 0; i < N; ++i) {
-        out.of[i] = from[i];
-      }
+    }
+    for (std::size_t i = 0; i < N; ++i) {
+      out.of[i] = from[i];
     }
     return out;
   }
 
   __device__ void write(E* to) const {
-    if (words * 16 == N * sizeof(E) && reinterpret_cast<std::uintptr_t>(to) % 16 == 0) {
-      sixteen_bytes parts[words == 0 ? 1 : words];
-      memcpy(parts, of, sizeof of);
-      for (std::size_t i = 0; i < words; ++i) {
-        reinterpret_cast<sixteen_bytes*>(to)[i] = parts[i];
+    if constexpr (fills_words) {
+      if (is_wide(to)) {
+        sixteen_bytes parts[words];
+        memcpy(parts, of, sizeof of);
+        for (std::size_t i = 0; i < words; ++i) {
+          reinterpret_cast<sixteen_bytes*>(to)[i] = parts[i];
+        }
+        return;
       }
-    } else {
-      for (std::size_t i = 0; i < N; ++i) {
-        to[i] = of[i];
-      }
+    }
+    for (std::size_t i = 0; i < N; ++i) {
+      to[i] = of[i];
     }
   }
 };

@@ -312,6 +312,28 @@ class model {
     });
   }
 
+  void write_hyperparameters(Optimizer const& optimizer) {
+    guarded([&] {
+      optimizer.validate();
+      flush();
+      check_idle("write_hyperparameters");
+      update_.write_hyperparameters(optimizer);
+    });
+  }
+
+  void replayed() {
+    guarded([&] {
+      check_idle("replayed");
+      if (engine_.capturing()) {
+        throw usage_error{text("replayed: expected a graph that was launched, actual a capture ",
+                               "under way", here())};
+      }
+      update_.replayed();
+    });
+  }
+
+  [[nodiscard]] bool capturing() const { return engine_.capturing(); }
+
   [[nodiscard]] step_outcome outcome() {
     return guarded([&] { return update_.outcome(); });
   }

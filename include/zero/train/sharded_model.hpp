@@ -165,6 +165,7 @@ class sharded_model {
   /// Micro-batch `index` of the `count` between two steps; `count` agrees over ranks and in the
   /// window.
   [[nodiscard]] zero::microbatch<state> microbatch(std::size_t index, std::size_t count) {
+    note_capture();
     return {*model_, index, count};
   }
   /// Forward leases outside any window.
@@ -175,6 +176,7 @@ class sharded_model {
   /// @throws zero::usage_error  a lease or micro-batch is open; no backward ran; a trainable
   ///                            parameter had neither gradient nor skip.
   step_result<state> step() {
+    note_capture();
     model_->step(optimizer_);
     ++steps_;
     return {*model_, steps_, steps_, clips_};
@@ -182,6 +184,24 @@ class sharded_model {
 
   /// Wait until the last step is done: parameters may be read in their tensors (stages 0 to 2).
   void wait() { model_->wait(); }
+
+  /// Write the optimizer's hyperparameters to the device, in the order of the engine's stream: the
+  /// steps of a captured graph read them there, whatever they were when it was captured.
+  void write_hyperparameters() { model_->write_hyperparameters(optimizer_); }
+
+  /// A graph of whole steps, captured from the engine's stream, was launched there `n` times since
+  /// the last call: count what it sent, and order what follows behind it.
+  ///
+  /// A capture begins with nothing in flight (after `wait` and a synchronization of the stream),
+  /// ends after `wait`, and fixes who had gradients and how many micro-batches there are; what it
+  /// can't hold, such as a read of a result, throws. Peers are not checked.
+  void replayed(std::uint64_t n) {
+    note_capture();
+    model_->replayed();
+    for (std::size_t i = 0; i < traffic_count; ++i) {
+      replayed_[static_cast<traffic>(i)] += n * captured_[static_cast<traffic>(i)];
+    }
+  }
 
   /// Give tensors their whole values back in storage of their own; the model can't be used
   /// afterwards.
@@ -221,13 +241,11 @@ class sharded_model {
   /// The bytes really taken, by category.
   [[nodiscard]] memory_bytes ledger() const { return model_->bound().ledger(); }
   /// Payload bytes that left this rank since bind.
-  [[nodiscard]] traffic_bytes sent() const {
-    traffic_bytes out = comm_.sent();
-    if (reductions_) {
-      traffic_bytes const more = reductions_->sent();
-      for (std::size_t i = 0; i < traffic_count; ++i) {
-        out[static_cast<traffic>(i)] += more[static_cast<traffic>(i)];
-      }
+  [[nodiscard]] traffic_bytes sent() {
+    note_capture();
+    traffic_bytes out = enqueued();
+    for (std::size_t i = 0; i < traffic_count; ++i) {
+      out[static_cast<traffic>(i)] += replayed_[static_cast<traffic>(i)];
     }
     return out;
   }
@@ -237,6 +255,33 @@ class sharded_model {
   [[nodiscard]] std::size_t gradient_high_water() const { return model_->gradient_high_water(); }
 
  private:
+  /// What was given to communicators, by a capture, too.
+  [[nodiscard]] traffic_bytes enqueued() const {
+    traffic_bytes out = comm_.sent();
+    if (reductions_) {
+      traffic_bytes const more = reductions_->sent();
+      for (std::size_t i = 0; i < traffic_count; ++i) {
+        out[static_cast<traffic>(i)] += more[static_cast<traffic>(i)];
+      }
+    }
+    return out;
+  }
+
+  /// Notice where a capture begins and ends: what it records isn't sent, but by each replay.
+  void note_capture() {
+    bool const now = model_->capturing();
+    if (now == capturing_) {
+      return;
+    }
+    capturing_ = now;
+    traffic_bytes const all = enqueued();
+    for (std::size_t i = 0; i < traffic_count; ++i) {
+      auto const kind = static_cast<traffic>(i);
+      captured_[kind] = all[kind] - (now ? 0 : captured_[kind]);
+      replayed_[kind] -= now ? 0 : captured_[kind];
+    }
+  }
+
   template <class Call>
   void together(Call call) {
     std::string failure;
@@ -254,6 +299,9 @@ class sharded_model {
   bool clips_;
   int exceptions_;
   std::uint64_t steps_ = 0;
+  bool capturing_ = false;
+  traffic_bytes captured_;  // in one replay; while capturing, what was sent before
+  traffic_bytes replayed_;  // in replays, less what only was captured
   std::optional<detail::model_spec> spec_;
   std::optional<state> model_;
 };

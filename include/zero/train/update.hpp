@@ -68,7 +68,9 @@ class update {
   void enqueue(Optimizer const& optimizer, window const& over, HadGradient had_gradient) {
     std::uint32_t const ranks = static_cast<std::uint32_t>(comm_->size());
     step_messages const messages{at<std::byte>(map_.messages), map_.message_bytes, ranks};
-    once(write_optimizer<Optimizer>{at<Optimizer>(map_.optimizer), optimizer});
+    if (!engine_->capturing()) {
+      once(write_optimizer<Optimizer>{at<Optimizer>(map_.optimizer), optimizer});
+    }
     once(begin_step{state(), at<norm_sum>(map_.sum), {over, fingerprint(optimizer), 0}});
     write_own_flags(had_gradient);
     if (clip_norm_) {
@@ -108,6 +110,22 @@ class update {
     once(mark_updating{state(), 0});
     publish();
     stream_->record(finished_);
+    done_ = false;
+  }
+
+  /// Write the hyperparameters of the steps of a captured graph, in the engine's order.
+  void write_hyperparameters(Optimizer const& optimizer) {
+    engine_->wait(finished_);
+    device::launch(*engine_, 1,
+                   write_optimizer<Optimizer>{at<Optimizer>(map_.optimizer), optimizer});
+  }
+
+  /// Captured steps ran, in the engine's order.
+  void replayed() {
+    for (event& each : ready_) {
+      engine_->record(each);
+    }
+    engine_->record(finished_);
     done_ = false;
   }
 
