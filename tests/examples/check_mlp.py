@@ -141,6 +141,37 @@ def settings():
     check(first == again != other, "parameters that depend on the seed")
 
 
+def cuda():
+    """On CUDA devices: the accuracy of the host, and one checksum over stages."""
+    started = run("--device", "cuda", "--stage", "0", *SMALL)
+    if "expected a GPU" in started.stderr:
+        refuse(1, ["--device", "cuda"], "--device cuda", "expected a GPU")
+        print(f"skipped: {started.stderr.strip()}")
+        sys.exit(77)
+    flags = ["--ranks", "2", "--epochs", "1"]
+    host = train(*flags)
+    device = train(*flags, "--device", "cuda", "--communicator", "loopback")
+    same_bits(host, "stages on the host")
+    same_bits(device, "stages on the device")
+    for one, other in zip(host, device):
+        check((one["device"], one["communicator"]) == ("host", "threads"), "threads on the host")
+        check((other["device"], other["communicator"]) == ("cuda", "loopback"), "loopback on the device")
+        check(abs(one["test_accuracy"] - other["test_accuracy"]) < 0.02,
+              f"equal accuracies, actual {one['test_accuracy']} and {other['test_accuracy']}")
+        check(abs(one["loss"] - other["loss"]) < 0.02, f"equal losses, actual {one['loss']} and {other['loss']}")
+    for ranks, precision, policy in [("2", "bf16", "local"), ("3", "fp32", "reduce")]:
+        flags = [*SMALL, "--device", "cuda", "--ranks", ranks, "--microbatches", "2", "--precision", precision,
+                 "--accumulate", policy, "--clip", "0.5"]
+        same_bits(train(*flags) + train(*flags, "--stage", "3", "--bucket-bytes", "4000", "--overlap", "off",
+                                        "--keep-after-forward"), f"stages with {flags}")
+    same_bits(train("--hidden", "3", "--ranks", "4", "--epochs", "1", "--batch", "3", "--stage", "1",
+                    "--device", "cuda") +
+              train("--hidden", "3", "--ranks", "4", "--epochs", "1", "--batch", "3", "--stage", "3",
+                    "--device", "cuda"), "stages where ranks have no sample")
+    refuse(2, ["--device", "cuda", "--communicator", "threads"], "--communicator", "expected loopback|nccl",
+           "actual threads")
+
+
 def refuse(status, flags, *texts):
     done = run(*flags)
     check(done.returncode == status, f"status {status} of {flags}, actual {done.returncode}: {done.stderr}")
@@ -159,8 +190,10 @@ def errors():
                         ("--clip", "-0.5"), ("--prefetch", "-1"), ("--stage1", "gather"),
                         ("--bucket-bytes", "-1"), ("--bucket-bytes", "1e3"), ("--hidden", "0"),
                         ("--hidden", "8,0"), ("--hidden", "wide"), ("--batch", "0"), ("--epochs", "0"),
-                        ("--seed", "-1"), ("--overlap", "maybe")]:
+                        ("--seed", "-1"), ("--overlap", "maybe"), ("--device", "tpu"),
+                        ("--communicator", "mpi"), ("--communicator", "nccl"), ("--communicator", "loopback")]:
         refuse(2, [f"{flag}={value}"], flag, "expected", "actual", value.split(",")[-1])
+    refuse(1, ["--device", "cuda"], "--device cuda", "expected", "CUDA compiler", "actual")
     refuse(2, ["--ranks"], "--ranks")
     refuse(2, ["--width", "3"], "--width")
     refuse(2, ["digits.csv"], "digits.csv")

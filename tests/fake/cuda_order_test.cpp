@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
+#include <fake/child.hpp>
 #include <fake/cuda_support.hpp>
 
-#include <unistd.h>
-
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,42 +11,12 @@
 
 // What crashes, races or ends a program: cases that run in a process of their own.
 
-#if defined(__SANITIZE_THREAD__)
-#define HAS_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define HAS_TSAN 1
-#endif
-#endif
-
 using namespace std::chrono_literals;
 using namespace cuda_test;
 
 namespace {
 
 [[maybe_unused]] unsigned int const deadline = alarm(200);  // no test may hang
-
-struct outcome {
-  int status;
-  std::string output;
-};
-
-// Runs one test case of this program, which may crash or race, in a process of its own.
-outcome run_child(std::string const& name) {
-  std::array<char, 4096> self{};
-  REQUIRE(readlink("/proc/self/exe", self.data(), self.size() - 1) > 0);
-  std::string const command = "FAKE_CHILD=1 timeout 60 '" + std::string{self.data()} +
-                              "' --no-skip --test-case=\"" + name + "\" 2>&1";
-  FILE* const pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  outcome result{};
-  std::array<char, 4096> part{};
-  while (std::size_t const got = std::fread(part.data(), 1, part.size(), pipe)) {
-    result.output.append(part.data(), got);
-  }
-  result.status = pclose(pipe);
-  return result;
-}
 
 bool is_child() { return std::getenv("FAKE_CHILD") != nullptr; }
 
@@ -91,7 +59,7 @@ TEST_CASE("child: a kernel throws" * doctest::skip()) {
 TEST_CASE("device memory faults in the host, freed memory in a kernel, and throwing kernels end") {
   for (char const* name : {"child: the host reads device memory",
                            "child: a kernel uses freed memory", "child: a kernel throws"}) {
-    outcome const result = run_child(name);
+    fake::child const result{name};
     CAPTURE(result.output);
     CHECK(result.status != 0);
     CHECK(result.status != 124 << 8);  // out of time
@@ -120,7 +88,7 @@ TEST_CASE("child: exit with work that still runs" * doctest::skip()) {
 }
 
 TEST_CASE("the program ends after the work that was enqueued") {
-  outcome const result = run_child("child: exit with work that still runs");
+  fake::child const result{"child: exit with work that still runs"};
   CHECK(result.status == 0);
   CHECK(result.output.find("the last work ran") != std::string::npos);
 }
@@ -261,10 +229,10 @@ TEST_CASE("ThreadSanitizer reports what CUDA doesn't order, and nothing else") {
            expected{"child: ordered by an event", false},
            expected{"child: ordered by a host that waits", false},
        }) {
-    outcome const result = run_child(each.name);
+    fake::child const result{each.name};
     CAPTURE(result.output);
     CHECK(result.output.find("1 passed") != std::string::npos);
-#ifdef HAS_TSAN
+#if FAKE_HAS_TSAN
     bool const reported = result.output.find("data race") != std::string::npos;
     CHECK(reported == each.races);
 #else

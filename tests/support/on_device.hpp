@@ -124,6 +124,9 @@ class on_device {
     call(zero::const_any_span{input.at(a), from.size(), from.dtype()},
          zero::any_span{output.at(b), to.size(), to.dtype()}, on);
     on.synchronize();
+    if constexpr (requires { inner_.raise_if_failed(); }) {
+      inner_.raise_if_failed();  // what the stream could not throw
+    }
     if (b != nullptr) {
       output.back(to);
     }

@@ -27,7 +27,7 @@ template <device Device>
 class binding {
  public:
   binding(model_spec const& spec, stage at, std::uint64_t rank)
-      : spec_{&spec}, stage_{at}, rank_{rank}, arena_{spec.planned().bytes.arena()} {
+      : spec_{&spec}, stage_{at}, rank_{rank}, arena_{allocate(spec.planned().bytes.arena())} {
     std::byte* const base = spec.map().regions.empty() ? nullptr : take_all();
     base_ = base;
   }
@@ -202,6 +202,15 @@ class binding {
   }
 
  private:
+  [[nodiscard]] static arena<Device> allocate(std::uint64_t bytes) {
+    try {
+      return arena<Device>{bytes};
+    } catch (error const& failure) {
+      throw error{text("sharded_model: expected memory for the plan's ", bytes,
+                       " bytes: ", std::string_view{failure.what()})};
+    }
+  }
+
   void unbind(any_tensor any_parameter::*which) const {
     for (std::size_t id = 0; id < taken_over_; ++id) {
       rebind(declared(id).*which, any_span{nullptr, 0, declared(id).dtype});

@@ -70,6 +70,10 @@ void fail_call(std::uint64_t n, cudaError_t error, std::function<bool(char const
 /// call on its device.
 void fail_async(cudaStream_t stream, cudaError_t error);
 
+/// The n-th call of cudaStreamWaitEvent from now waits for nothing: a fault that a race detector
+/// must find. 0 ends it.
+void drop_wait(std::uint64_t n);
+
 std::uint64_t calls();
 std::map<std::string, std::uint64_t> call_counts();
 void reset_counts();
