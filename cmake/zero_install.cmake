@@ -5,6 +5,12 @@ include(CMakePackageConfigHelpers)
 set(zero_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/zero")
 
 install(TARGETS zero EXPORT zero-targets FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+foreach(header IN LISTS zero_sdk_headers)
+  file(RELATIVE_PATH relative "${PROJECT_SOURCE_DIR}/include" "${header}")
+  get_filename_component(folder "${relative}" DIRECTORY)
+  install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${folder}")
+endforeach()
+install(FILES "${CMAKE_CURRENT_LIST_DIR}/zero_sdk.cmake" DESTINATION "${zero_package_dir}")
 install(EXPORT zero-targets NAMESPACE zero:: DESTINATION "${zero_package_dir}")
 
 configure_package_config_file(

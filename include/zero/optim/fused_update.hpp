@@ -80,22 +80,22 @@ struct update_kernel {
       p = load(parameter + i);
     }
     std::array<two_packs<real>, state_size> s;
-    for (std::size_t k = 0; k < state_size; ++k) {
+    for (std::size_t k = state_size; k-- > 0;) {
       s[k] = load(states[k] + i);
     }
-    auto const update_half = [&](std::size_t half) {
+    auto const update_half = [&](std::size_t part) {
       std::array<value, state_size> state;
-      for (std::size_t k = 0; k < state_size; ++k) {
-        state[k] = s[k][half];
+      for (std::size_t k = state_size; k-- > 0;) {
+        state[k] = s[k][part];
       }
-      Optimizer::update(constants, p[half], multiplier * g[half], state);
-      for (std::size_t k = 0; k < state_size; ++k) {
-        s[k][half] = state[k];
+      Optimizer::update(constants, p[part], multiplier * g[part], state);
+      for (std::size_t k = state_size; k-- > 0;) {
+        s[k][part] = state[k];
       }
     };
     update_half(0);
     update_half(1);
-    for (std::size_t k = 0; k < state_size; ++k) {
+    for (std::size_t k = state_size; k-- > 0;) {
       store(s[k], states[k] + i);
     }
     if constexpr (has_master) {
@@ -117,7 +117,7 @@ void typed_update(Optimizer const& optimizer, std::int64_t step, double multipli
                 {},
                 value(multiplier),
                 optimizer.template at<value>(step)};
-  for (std::size_t k = 0; k < state_count<Optimizer>; ++k) {
+  for (std::size_t k = state_count<Optimizer>; k-- > 0;) {
     update.states[k] = static_cast<real*>(piece.states[k]);
   }
   update.run(piece.parameter.size());
@@ -164,7 +164,7 @@ template <elementwise_optimizer Optimizer>
 void fused_update(Optimizer const& optimizer, std::int64_t step, double multiplier,
                   update_piece<Optimizer> const& piece) {
   detail::check_piece(step, piece.parameter, piece.master, piece.gradient);
-  for (std::size_t k = 0; k < state_count<Optimizer>; ++k) {
+  for (std::size_t k = state_count<Optimizer>; k-- > 0;) {
     if (piece.states[k] == nullptr && !piece.parameter.empty()) {
       throw usage_error{
           detail::text("fused_update: expected a state ", Optimizer::states[k], ", actual none")};

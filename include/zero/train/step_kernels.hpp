@@ -248,7 +248,7 @@ struct update_elements {
                   states,
                   typename kernel::value(state->multiplier),
                   *constants};
-    for (std::size_t k = 0; k < update.states.size(); ++k) {
+    for (std::size_t k = update.states.size(); k-- > 0;) {
       update.states[k] += first;
     }
     update.run(count);

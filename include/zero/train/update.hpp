@@ -320,7 +320,7 @@ class update {
           kernel.gradient = static_cast<decltype(kernel.gradient)>(
               bound_->reduced_piece(id, first, offset, count).data());
           kernel.master = master != 0 ? state_at(0) : nullptr;
-          for (std::size_t k = 0; k < kernel.states.size(); ++k) {
+          for (std::size_t k = kernel.states.size(); k-- > 0;) {
             kernel.states[k] = state_at(k + master);
           }
           device::launch(*stream_, count, kernel);
