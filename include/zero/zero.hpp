@@ -34,6 +34,7 @@
 #include <zero/device/host_queue.hpp>
 #include <zero/device/host_stream.hpp>
 #include <zero/device/ledger.hpp>
+#include <zero/device/memory_resource.hpp>
 #include <zero/device/ordered_sum.hpp>
 #include <zero/device/pack.hpp>
 #include <zero/device/vector.hpp>

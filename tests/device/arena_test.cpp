@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 using arena = zero::arena<zero::host>;
 using zero::category;
@@ -129,4 +130,45 @@ TEST_CASE("memory that doesn't exist is an error that names its size") {
     message = caught.what();
   }
   CHECK(message == "host::allocate: no memory for 1152921504606846976 bytes");
+}
+
+TEST_CASE("an arena takes its memory from a user's allocator, once, and gives it back") {
+  struct allocator {
+    std::vector<std::size_t> taken;
+    std::vector<std::size_t> given_back;
+    std::size_t shift = 0;
+
+    static void* allocate(std::size_t bytes, void* self) {
+      auto& me = *static_cast<allocator*>(self);
+      me.taken.push_back(bytes);
+      return static_cast<std::byte*>(::operator new(bytes + 64, std::align_val_t{64})) + me.shift;
+    }
+    static void deallocate(void* memory, std::size_t bytes, void* self) {
+      auto& me = *static_cast<allocator*>(self);
+      me.given_back.push_back(bytes);
+      ::operator delete(static_cast<std::byte*>(memory) - me.shift, std::align_val_t{64});
+    }
+  };
+  allocator mine;
+  zero::memory_resource const from{allocator::allocate, allocator::deallocate, &mine};
+  {
+    arena memory{192, from};
+    CHECK(memory.take(category::staging, 100, 100) != nullptr);
+    arena const moved{std::move(memory)};
+    CHECK(mine.taken == std::vector<std::size_t>{192});
+    CHECK(mine.given_back.empty());
+  }
+  CHECK(mine.given_back == std::vector<std::size_t>{192});
+
+  mine.shift = 8;
+  CHECK(message_of([&] {
+          arena const memory{64, from};
+        }) ==
+        "memory_resource: expected memory at a multiple of 64 bytes, actual at another address");
+  CHECK(mine.given_back == std::vector<std::size_t>{192, 64});
+  CHECK(message_of([&] {
+          zero::memory_resource one;
+          one.allocate = allocator::allocate;
+          arena const memory{64, one};
+        }) == "memory_resource: expected both functions or none, actual one");
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <comm/ranks.hpp>
 #include <support/settings.hpp>
 #include <zero/core/bfloat16.hpp>
 #include <zero/core/tensor_traits.hpp>
@@ -195,5 +196,44 @@ class device_engine {
   stream& stream_;
   std::vector<std::vector<std::pair<std::unique_ptr<tensor>, std::unique_ptr<tensor>>>> units_;
 };
+
+/// Train an engine of a rank's own, and read its values.
+template <class T, class Communicator, class Optimizer>
+std::vector<T> train(Communicator& comm, setting const& how, Optimizer const& optimizer,
+                     run_settings const& run) {
+  using device = typename Communicator::device;
+  typename device::stream stream{};
+  device_engine<device, T> engine{stream};
+  zero::options options = how.options;
+  if constexpr (requires { stream.native(); }) {
+    options.stream = stream.native();
+  }
+  zero::sharded_model model{comm, engine.units(), how.stage, optimizer, how.policy, options};
+  CHECK(model.ledger() == model.plan().bytes);
+  for (std::size_t step = 0; step < run.steps; ++step) {
+    engine.step(model, run, comm.rank(), step);
+  }
+  model.wait();
+  return engine.values(model);
+}
+
+template <class T>
+bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+/// The same on ranks that are threads of the host.
+template <class T, class Optimizer>
+std::vector<T> on_host(int ranks, setting const& how, Optimizer const& optimizer,
+                       run_settings const& run) {
+  std::vector<T> out;
+  run_ranks(ranks, [&](zero::thread_communicator& comm) {
+    auto values = train<T>(comm, how, optimizer, run);
+    if (comm.rank() == 0) {
+      out = std::move(values);
+    }
+  });
+  return out;
+}
 
 }  // namespace test

@@ -5,6 +5,7 @@
 #include <zero/core/partition.hpp>
 #include <zero/device/concept.hpp>
 #include <zero/device/ledger.hpp>
+#include <zero/device/memory_resource.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,15 +25,33 @@ class arena {
   arena() = default;
 
   /// Allocates `bytes` bytes, with indeterminate contents.
-  /// @throws zero::error  there is not that much memory.
-  explicit arena(std::size_t bytes)
-      : memory_{static_cast<std::byte*>(Device::allocate(bytes))}, size_{bytes} {}
+  /// @throws zero::error        there is not that much memory.
+  /// @throws zero::usage_error  `from` gave memory at another alignment, or has one function only.
+  explicit arena(std::size_t bytes, memory_resource const& from = {}) : from_{from}, size_{bytes} {
+    if ((from.allocate == nullptr) != (from.deallocate == nullptr)) {
+      throw usage_error{"memory_resource: expected both functions or none, actual one"};
+    }
+    if (from.allocate == nullptr || bytes == 0) {
+      memory_ = static_cast<std::byte*>(Device::allocate(bytes));
+      return;
+    }
+    memory_ = static_cast<std::byte*>(from.allocate(bytes, from.context));
+    auto const address = reinterpret_cast<std::uintptr_t>(memory_);
+    if (memory_ == nullptr || address % Device::alignment_bytes != 0) {
+      from.deallocate(memory_, bytes, from.context);
+      throw usage_error{detail::text("memory_resource: expected memory at a multiple of ",
+                                     Device::alignment_bytes, " bytes, actual ",
+                                     memory_ == nullptr ? "none" : "at another address")};
+    }
+  }
 
   arena(arena&& other) noexcept
-      : memory_{std::exchange(other.memory_, nullptr)}, size_{std::exchange(other.size_, 0)},
-        used_{std::exchange(other.used_, 0)}, ledger_{std::exchange(other.ledger_, {})} {}
+      : from_{other.from_}, memory_{std::exchange(other.memory_, nullptr)},
+        size_{std::exchange(other.size_, 0)}, used_{std::exchange(other.used_, 0)},
+        ledger_{std::exchange(other.ledger_, {})} {}
   arena& operator=(arena&& other) noexcept {
     arena moved{std::move(other)};
+    std::swap(from_, moved.from_);
     std::swap(memory_, moved.memory_);
     std::swap(size_, moved.size_);
     std::swap(used_, moved.used_);
@@ -40,7 +59,12 @@ class arena {
     return *this;
   }
   ~arena() {
-    if (memory_ != nullptr) {
+    if (memory_ == nullptr) {
+      return;
+    }
+    if (from_.deallocate != nullptr) {
+      from_.deallocate(memory_, size_, from_.context);
+    } else {
       Device::deallocate(memory_, size_);
     }
   }
@@ -77,6 +101,7 @@ class arena {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
+  memory_resource from_;
   std::byte* memory_ = nullptr;
   std::size_t size_ = 0;
   std::size_t used_ = 0;

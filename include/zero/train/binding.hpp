@@ -26,8 +26,9 @@ namespace zero::inline v0::detail {
 template <device Device>
 class binding {
  public:
-  binding(model_spec const& spec, stage at, std::uint64_t rank)
-      : spec_{&spec}, stage_{at}, rank_{rank}, arena_{allocate(spec.planned().bytes.arena())} {
+  binding(model_spec const& spec, stage at, std::uint64_t rank, memory_resource const& from = {})
+      : spec_{&spec}, stage_{at}, rank_{rank},
+        arena_{allocate(spec.planned().bytes.arena(), from)} {
     std::byte* const base = spec.map().regions.empty() ? nullptr : take_all();
     base_ = base;
   }
@@ -71,6 +72,9 @@ class binding {
     }
     return out;
   }
+
+  /// All of it.
+  [[nodiscard]] std::span<std::byte> memory() const noexcept { return {base_, arena_.size()}; }
 
   [[nodiscard]] std::byte* at_offset(std::uint64_t offset) const noexcept { return base_ + offset; }
 
@@ -202,9 +206,11 @@ class binding {
   }
 
  private:
-  [[nodiscard]] static arena<Device> allocate(std::uint64_t bytes) {
+  [[nodiscard]] static arena<Device> allocate(std::uint64_t bytes, memory_resource const& from) {
     try {
-      return arena<Device>{bytes};
+      return arena<Device>{bytes, from};
+    } catch (usage_error const&) {
+      throw;
     } catch (error const& failure) {
       throw error{text("sharded_model: expected memory for the plan's ", bytes,
                        " bytes: ", std::string_view{failure.what()})};

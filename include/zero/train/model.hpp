@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,7 @@ class model {
   /// and communication overlaps another communicator.
   model(metered<Communicator>& comm, metered<Communicator>& reductions, model_spec const& spec,
         stage at, accumulation policy, options const& chosen)
-      : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank())},
+      : comm_{&comm}, bound_{spec, at, static_cast<std::uint64_t>(comm.rank()), chosen.memory},
         per_microbatch_{policy.per_microbatch},
         reducer_{bound_, reductions, stream_, engine_, policy, chosen},
         update_{bound_, comm, stream_, engine_, chosen.clip_norm}, units_(of().units().size()),
@@ -376,7 +377,9 @@ class model {
   }
 
   /// Give every tensor its whole value in storage of its own; afterwards the model is empty.
-  void release() {
+  /// `before_end` is called before the arena ends.
+  template <class Call>
+  void release(Call before_end) {
     guarded([&] {
       flush();
       check_idle("release");
@@ -393,6 +396,7 @@ class model {
       for (std::size_t u = 0; u < units_.size(); ++u) {
         give_back(u);
       }
+      before_end();
       bound_.drop();
       released_ = true;
     });
@@ -420,17 +424,34 @@ class model {
       std::rethrow_exception(failure_);
     }
     try {
-      return call();
+      raise_if_failed();
+      if constexpr (std::is_void_v<decltype(call())>) {
+        call();
+        raise_if_failed();
+      } else {
+        auto const result = call();
+        raise_if_failed();
+        return result;
+      }
     } catch (std::exception const& failure) {
       comm_->abort(failure.what());
       failure_ = std::current_exception();
+      uncertain_ = uncertain_ || update_.in_flight();
       throw;
+    }
+  }
+
+  /// Where streams can't throw: what went wrong in one.
+  void raise_if_failed() const {
+    if constexpr (requires { comm_->inner().raise_if_failed(); }) {
+      comm_->inner().raise_if_failed();
     }
   }
 
   /// The same where nothing can be thrown: the next call does.
   void fail(std::string const& reason) noexcept {
     comm_->abort(reason);
+    uncertain_ = uncertain_ || update_.in_flight();
     if (!failure_) {
       failure_ = std::make_exception_ptr(error{text("sharded_model: ", reason)});
     }
@@ -451,6 +472,10 @@ class model {
   }
 
   void refuse_broken() {
+    if (uncertain_) {
+      throw error{text("sharded_model: expected a whole update, actual one that may have failed ",
+                       "midway, so that parameters may be neither old nor new", here())};
+    }
     if (update_.broken()) {
       std::string reason;
       try {
@@ -744,6 +769,7 @@ class model {
   std::size_t ran_ = 0;   // micro-batches with a backward in this window
   std::size_t announced_ = 0;
   typename device::event handed_over_;
+  bool uncertain_ = false;  // the group failed while an update was in flight
   bool in_microbatch_ = false;
   bool in_evaluation_ = false;
   bool unfinished_ = false;  // the last micro-batch's gradients aren't all reduced

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zero/core/error.hpp>
+#include <zero/device/memory_resource.hpp>
 #include <zero/train/accumulation.hpp>
 #include <zero/train/precision.hpp>
 #include <zero/train/stage.hpp>
@@ -27,9 +28,10 @@ struct options {
   std::optional<std::uint64_t> bucket_bytes =
       {};  ///< default: 16 MiB in stages 0 to 2, 0 in stage 3
   std::optional<std::uint64_t> alignment =
-      {};                  ///< elements; default: 64 bytes of a bucket's narrowest type
-  bool overlap = true;     ///< communicate on a thread or stream of the model's own
-  void* stream = nullptr;  ///< the engine's cudaStream_t; on the host there is none
+      {};                       ///< elements; default: 64 bytes of a bucket's narrowest type
+  bool overlap = true;          ///< communicate on a thread or stream of the model's own
+  void* stream = nullptr;       ///< the engine's cudaStream_t; on the host there is none
+  memory_resource memory = {};  ///< where the arena is taken from
   zero::precision precision = fp32;
   zero::start start = zero::start::broadcast;
   bool engine_adds = false;  ///< the engine always adds to gradients: they are cleared for it

@@ -144,6 +144,12 @@ class sharded_model {
                      chosen);
     });
     try {
+      if constexpr (requires { comm_.inner().register_memory(nullptr, 0); }) {
+        if (auto const arena = model_->bound().memory();
+            chosen.memory.may_be_registered && !arena.empty()) {
+          comm_.inner().register_memory(arena.data(), arena.size());
+        }
+      }
       model_->take_over(chosen.start);
     } catch (std::exception const& failure) {
       comm_.abort(failure.what());  // of this rank's alone: what concerns all was thrown by all
@@ -160,6 +166,7 @@ class sharded_model {
     if (std::uncaught_exceptions() > exceptions_) {
       comm_.abort(detail::text("an exception ended the model (rank ", comm_.rank(), ")"));
     }
+    end_registrations();
   }
 
   /// Micro-batch `index` of the `count` between two steps; `count` agrees over ranks and in the
@@ -208,7 +215,9 @@ class sharded_model {
   ///
   /// Collective: every rank calls it.
   /// @throws zero::usage_error  a tensor without tensor_traits::allocate.
-  void release() { model_->release(); }
+  void release() {
+    model_->release([this] { end_registrations(); });
+  }
 
   /// The optimizer of the next step; ranks must change it alike.
   [[nodiscard]] Optimizer& optimizer() noexcept { return optimizer_; }
@@ -255,6 +264,13 @@ class sharded_model {
   [[nodiscard]] std::size_t gradient_high_water() const { return model_->gradient_high_water(); }
 
  private:
+  /// Before the arena ends.
+  void end_registrations() noexcept {
+    if constexpr (requires { comm_.inner().end_registrations(); }) {
+      comm_.inner().end_registrations();
+    }
+  }
+
   /// What was given to communicators, by a capture, too.
   [[nodiscard]] traffic_bytes enqueued() const {
     traffic_bytes out = comm_.sent();

@@ -93,6 +93,8 @@ class update {
       collect(map_.sum, sizeof(norm_sum), map_.sums);
       once(clip_gradient{state(), at<norm_sum>(map_.sums), ranks, *clip_norm_});
     }
+    done_ = false;
+    recorded_ = false;
     once(mark_updating{state(), 1});
     publish();
     device::launch(*stream_, parameters().size(),
@@ -110,7 +112,7 @@ class update {
     once(mark_updating{state(), 0});
     publish();
     stream_->record(finished_);
-    done_ = false;
+    recorded_ = true;
   }
 
   /// Write the hyperparameters of the steps of a captured graph, in the engine's order.
@@ -127,6 +129,7 @@ class update {
     }
     engine_->record(finished_);
     done_ = false;
+    recorded_ = true;
   }
 
   /// Let the engine wait until the parameters of bucket `b`, or all, are those after the last step.
@@ -134,7 +137,12 @@ class update {
   void wait() { engine_->wait(finished_); }
 
   /// True once an update failed midway: parameters are neither old nor new.
-  [[nodiscard]] bool broken() const noexcept { return done() && found().updating != 0; }
+  [[nodiscard]] bool broken() const noexcept {
+    return (device::has_host_memory ? finished_.ready() : done()) && found().updating != 0;
+  }
+
+  /// Where the stream runs no host code: whether a failure now may be one of an update.
+  [[nodiscard]] bool in_flight() const noexcept { return !device::has_host_memory && !done_; }
 
   /// Where the stream runs no host code: throw what the last step found, if it is done.
   /// @throws zero::usage_error  ranks disagreed; nothing was updated.
@@ -166,7 +174,7 @@ class update {
  private:
   /// Whether the last step is done; asked of the device until it is.
   [[nodiscard]] bool done() const noexcept {
-    done_ = done_ || finished_.ready();
+    done_ = done_ || (recorded_ && finished_.ready());
     return done_;
   }
 
@@ -381,6 +389,7 @@ class update {
   std::unique_ptr<step_report, give_back> report_;  // the host's copy, where it needs one
   std::vector<event> ready_;                        // per bucket
   event finished_;
+  bool recorded_ = false;  // finished_ is that of the last step
   mutable bool done_ = true;
 };
 

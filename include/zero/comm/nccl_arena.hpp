@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/comm/nccl_options.hpp>
+#include <zero/core/error.hpp>
+#include <zero/device/cuda_error.hpp>
+#include <zero/device/memory_resource.hpp>
+
+#include <nccl.h>
+
+#include <cstddef>
+
+/// @file
+/// `nccl_memory`: an arena that NCCL allocates, for `zero::options::memory`.
+
+namespace zero::inline v0 {
+
+/// Memory of `ncclMemAlloc`, which the model's communicator registers.
+[[nodiscard]] inline memory_resource nccl_memory() noexcept {
+  return {
+      .allocate =
+          [](std::size_t bytes, void* /*context*/) {
+            void* memory = nullptr;
+            if (ncclResult_t const code = ncclMemAlloc(&memory, bytes); code != ncclSuccess) {
+              throw error{detail::nccl_text("ncclMemAlloc", code, nullptr, detail::rank_of_thread)};
+            }
+            return memory;
+          },
+      .deallocate = [](void* memory, std::size_t /*bytes*/,
+                       void* /*context*/) { static_cast<void>(ncclMemFree(memory)); },
+      .context = nullptr,
+      .may_be_registered = true};
+}
+
+}  // namespace zero::inline v0

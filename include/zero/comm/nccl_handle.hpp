@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/comm/control_group.hpp>
+#include <zero/comm/nccl_options.hpp>
+#include <zero/comm/nccl_watch.hpp>
+#include <zero/core/error.hpp>
+#include <zero/device/cuda_stream.hpp>
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+/// @file
+/// NCCL's handle of a rank, with a thread that watches it: an asynchronous error, a call past its
+/// deadline, and a failure that another rank reports all end in `ncclCommAbort` on every rank.
+/// Nothing here is for users.
+
+namespace zero::inline v0::detail {
+
+/// Ordering: one thread at a time makes calls; `fail` may come from any.
+class nccl_handle {
+ public:
+  /// @throws zero::communication_error  NCCL refuses, or the deadline has passed.
+  nccl_handle(std::shared_ptr<control_group> control, ncclUniqueId const& id,
+              std::chrono::milliseconds deadline)
+      : deadline_ms_{deadline.count()}, control_{std::move(control)}, device_{current_device()} {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    try {
+      check("ncclCommInitRankConfig",
+            ncclCommInitRankConfig(&comm_, control_->size(), id, control_->rank(), &config));
+      settle("ncclCommInitRankConfig");
+      watchdog_ = std::thread{[this] { watch(); }};
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+  nccl_handle(nccl_handle const&) = delete;
+  nccl_handle& operator=(nccl_handle const&) = delete;
+  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`.
+  ~nccl_handle() {
+    {
+      std::lock_guard const lock{waking_};
+      stop_ = true;
+    }
+    wake_.notify_all();
+    watchdog_.join();
+    control_->leave(calls.issued());
+    try {
+      device_scope const current{device_};
+      finish();
+    } catch (std::exception const&) {
+      abort();
+    }
+  }
+
+  [[nodiscard]] int rank() const noexcept { return control_->rank(); }
+  [[nodiscard]] int size() const noexcept { return control_->size(); }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] control_group& control() noexcept { return *control_; }
+  [[nodiscard]] std::shared_ptr<control_group> const& shared_control() const noexcept {
+    return control_;
+  }
+
+  [[nodiscard]] std::chrono::milliseconds deadline() const noexcept {
+    return std::chrono::milliseconds{deadline_ms_.load()};
+  }
+  void set_deadline(std::chrono::milliseconds deadline) noexcept {
+    deadline_ms_.store(deadline.count());
+  }
+
+  /// Fail on every rank.
+  void fail(std::string const& why) noexcept {
+    control_->fail(rank(), why);
+    {
+      std::lock_guard const lock{waking_};
+      woken_ = true;
+    }
+    wake_.notify_all();
+  }
+
+  /// One call of NCCL's: `function(comm)`.
+  /// @throws zero::communication_error  it failed, or the group has.
+  template <class Function>
+  void call(char const* name, Function const& function) {
+    device_scope const current{device_};
+    {
+      std::lock_guard const lock{mutex_};
+      control_->failure().raise_if_happened();
+      check(name, function(comm_));
+    }
+    settle(name);
+  }
+
+  /// Calls that NCCL starts together: `function(comm, note)`, with `note(name, result)` after each.
+  template <class Function>
+  void group(Function const& function) {
+    device_scope const current{device_};
+    {
+      std::lock_guard const lock{mutex_};
+      control_->failure().raise_if_happened();
+      char const* wrong = nullptr;
+      ncclResult_t result = ncclSuccess;
+      auto const note = [&](char const* name, ncclResult_t each) {
+        if (wrong == nullptr && !is_good(each)) {
+          wrong = name;
+          result = each;
+        }
+      };
+      check("ncclGroupStart", ncclGroupStart());
+      function(comm_, note);
+      note("ncclGroupEnd", ncclGroupEnd());
+      check(wrong, result);
+    }
+    settle("ncclGroupEnd");
+  }
+
+  /// Calls of which nobody needs to know the end: not made after a failure.
+  template <class Function>
+  void quietly(Function const& function) noexcept {
+    try {
+      device_scope const current{device_};
+      std::lock_guard const lock{mutex_};
+      if (comm_ != nullptr) {
+        function(comm_);
+      }
+    } catch (std::exception const&) {  // the device is gone, and with it what the call would end
+    }
+  }
+
+  nccl_calls calls;
+
+ private:
+  static constexpr std::chrono::milliseconds watch_time{10};
+  static constexpr std::chrono::seconds end_time{10};
+  static constexpr std::chrono::microseconds longest_poll{1000};
+
+  /// The caller holds the mutex, or is the only thread.
+  void check(char const* name, ncclResult_t result) {
+    if (!is_good(result)) {
+      fail(nccl_text(name, result, comm_, rank()));
+      control_->failure().raise();
+    }
+  }
+
+  /// Whether NCCL has taken the call `name`, the last one.
+  [[nodiscard]] bool is_settled(char const* name) {
+    std::lock_guard const lock{mutex_};
+    control_->failure().raise_if_happened();
+    ncclResult_t now = ncclSuccess;
+    check("ncclCommGetAsyncError", ncclCommGetAsyncError(comm_, &now));
+    check(name, now);
+    return now == ncclSuccess;
+  }
+
+  /// Wait until NCCL has taken the last call.
+  void settle(char const* name) {
+    auto const start = std::chrono::steady_clock::now();
+    std::chrono::microseconds pause{0};
+    for (;;) {
+      if (is_settled(name)) {
+        return;
+      }
+      if (std::chrono::steady_clock::now() - start > deadline()) {
+        fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
+                  rank(), ")"));
+      } else if (pause.count() == 0) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(pause);
+      }
+      pause = std::min(longest_poll, pause * 2 + std::chrono::microseconds{5});
+    }
+  }
+
+  void watch() noexcept {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;  // queries break no capture
+    static_cast<void>(cudaSetDevice(device_));
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    rank_of_thread = rank();
+    for (bool last = false; !last;) {
+      {
+        std::unique_lock lock{waking_};
+        wake_.wait_for(lock, watch_time, [this] { return stop_ || woken_; });
+        woken_ = false;
+        last = stop_;
+      }
+      calls.announce([this](wire_call const& call, std::uint64_t sequence) {
+        control_->announce(call, sequence);
+      });
+      if (!control_->failure().happened() && !last) {
+        look();
+      }
+      if (control_->failure().happened()) {
+        abort();
+      }
+    }
+  }
+
+  /// What went wrong becomes the group's failure.
+  void look() noexcept {
+    try {
+      static_cast<void>(is_settled("ncclCommGetAsyncError"));
+      auto const oldest = calls.oldest();
+      if (oldest && std::chrono::steady_clock::now() - oldest->since > deadline() && !late_) {
+        late_ = true;
+        control_->late(oldest->call, oldest->sequence, deadline());
+        late_since_ = std::chrono::steady_clock::now();
+      }
+      if (late_ && std::chrono::steady_clock::now() - late_since_ > answer_time) {
+        fail(text("expected the store's answer to a missed deadline, actual none (rank ", rank(),
+                  ")"));
+      }
+    } catch (communication_error const&) {
+    } catch (std::exception const& cause) {
+      control_->fail(rank(), cause.what());
+    }
+  }
+
+  /// Let the streams go on that wait in NCCL.
+  void abort() noexcept {
+    std::lock_guard const lock{mutex_};
+    if (comm_ != nullptr) {
+      static_cast<void>(ncclCommAbort(std::exchange(comm_, nullptr)));
+    }
+  }
+
+  void finish() {
+    {
+      std::lock_guard const lock{mutex_};
+      control_->failure().raise_if_happened();
+      check("ncclCommFinalize", ncclCommFinalize(comm_));
+    }
+    deadline_ms_.store(std::min(deadline(), std::chrono::milliseconds{end_time}).count());
+    settle("ncclCommFinalize");
+    std::lock_guard const lock{mutex_};
+    static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
+  }
+
+  static constexpr std::chrono::seconds answer_time{5};
+
+  std::atomic<std::int64_t> deadline_ms_;
+  std::shared_ptr<control_group> control_;
+  int device_;
+  std::mutex mutex_;  // one thread at a time calls NCCL with the handle
+  ncclComm_t comm_ = nullptr;
+  std::mutex waking_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  bool woken_ = false;
+  bool late_ = false;  // of the watchdog, as the next
+  std::chrono::steady_clock::time_point late_since_;
+  std::thread watchdog_;
+};
+
+}  // namespace zero::inline v0::detail

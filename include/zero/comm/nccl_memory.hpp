@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/comm/nccl_handle.hpp>
+#include <zero/comm/nccl_options.hpp>
+#include <zero/core/error.hpp>
+#include <zero/device/cuda.hpp>
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// @file
+/// Memory that NCCL knows: a communicator's scratch, and registrations. Nothing here is for users.
+
+namespace zero::inline v0::detail {
+
+/// Memory of the current device for as long as this lives.
+class nccl_scratch {
+ public:
+  /// @throws zero::error  there is not that much.
+  nccl_scratch(std::size_t bytes, bool by_nccl, int rank) : bytes_{bytes}, by_nccl_{by_nccl} {
+    std::size_t const whole = bytes + barrier_bytes;
+    if (by_nccl) {
+      if (ncclResult_t const code = ncclMemAlloc(&memory_, whole); code != ncclSuccess) {
+        throw error{nccl_text("ncclMemAlloc", code, nullptr, rank)};
+      }
+    } else {
+      memory_ = cuda::allocate(whole);
+    }
+  }
+  nccl_scratch(nccl_scratch const&) = delete;
+  nccl_scratch& operator=(nccl_scratch const&) = delete;
+  ~nccl_scratch() {
+    if (by_nccl_) {
+      static_cast<void>(ncclMemFree(memory_));
+    } else {
+      cuda::deallocate(memory_, bytes_ + barrier_bytes);
+    }
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(memory_); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t whole_bytes() const noexcept { return bytes_ + barrier_bytes; }
+  /// What a barrier sums.
+  [[nodiscard]] std::byte* barrier() const noexcept { return data() + bytes_; }
+
+ private:
+  static constexpr std::size_t barrier_bytes = 256;
+
+  std::size_t bytes_;
+  bool by_nccl_;
+  void* memory_ = nullptr;
+};
+
+/// Memory that is registered with a communicator. It ends the registration, before the memory ends.
+class nccl_registration {
+ public:
+  /// With `window`, symmetric: all ranks register as much.
+  nccl_registration(nccl_handle& handle, void* memory, std::size_t bytes, bool window)
+      : handle_{&handle} {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    if (window) {
+      handle.call("ncclCommWindowRegister", [&](ncclComm_t comm) {
+        return ncclCommWindowRegister(comm, memory, bytes, &window_, NCCL_WIN_COLL_SYMMETRIC);
+      });
+      return;
+    }
+#else
+    static_cast<void>(window);
+#endif
+    handle.call("ncclCommRegister",
+                [&](ncclComm_t comm) { return ncclCommRegister(comm, memory, bytes, &buffer_); });
+  }
+  nccl_registration(nccl_registration&& other) noexcept
+      : handle_{std::exchange(other.handle_, nullptr)}, buffer_{other.buffer_}
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+        ,
+        window_{other.window_}
+#endif
+  {
+  }
+  nccl_registration& operator=(nccl_registration&&) = delete;
+  ~nccl_registration() {
+    if (handle_ != nullptr) {
+      handle_->quietly([this](ncclComm_t comm) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+        if (window_ != nullptr) {
+          static_cast<void>(ncclCommWindowDeregister(comm, window_));
+        }
+#endif
+        if (buffer_ != nullptr) {
+          static_cast<void>(ncclCommDeregister(comm, buffer_));
+        }
+      });
+    }
+  }
+
+  /// Whether this NCCL, of compile time and of run time, has windows for this memory.
+  [[nodiscard]] static bool has_windows(int version, void const* memory) noexcept {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    return version >= NCCL_VERSION(2, 27, 0) &&
+           reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT == 0;
+#else
+    static_cast<void>(version);
+    static_cast<void>(memory);
+    return false;
+#endif
+  }
+
+ private:
+  nccl_handle* handle_;
+  void* buffer_ = nullptr;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  ncclWindow_t window_ = nullptr;
+#endif
+};
+
+}  // namespace zero::inline v0::detail

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <zero/comm/collective.hpp>
+#include <zero/comm/control_group.hpp>
+#include <zero/comm/nccl_handle.hpp>
+#include <zero/comm/nccl_memory.hpp>
+#include <zero/comm/nccl_options.hpp>
+#include <zero/core/error.hpp>
+#include <zero/device/cuda.hpp>
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// @file
+/// How ranks agree on an id and on their options, and what one rank of a communicator owns. Nothing
+/// here is for users.
+
+namespace zero::inline v0::detail {
+
+/// What ranks tell each other before NCCL starts.
+struct nccl_vote {
+  ncclUniqueId id{};
+  std::uint64_t scratch_bytes = 0;
+  std::int32_t version = 0;
+  std::uint8_t mode = 0;
+  std::uint8_t has_id = 0;
+  std::uint8_t compare = 0;
+  std::uint8_t nccl_memory = 0;
+};
+
+[[nodiscard]] inline int nccl_version(int rank) {
+  int version = 0;
+  if (ncclResult_t const code = ncclGetVersion(&version); code != ncclSuccess) {
+    throw error{nccl_text("ncclGetVersion", code, nullptr, rank)};
+  }
+  return version;
+}
+
+/// Compare the options of all ranks. Returns their id, which rank 0 has made.
+/// @throws zero::usage_error  they differ: the same one on every rank.
+[[nodiscard]] inline ncclUniqueId agree_on_nccl(control_group& control,
+                                                nccl_options const& options) {
+  int const rank = control.rank();
+  nccl_vote mine;
+  mine.scratch_bytes = options.scratch_bytes;
+  mine.version = nccl_version(rank);
+  mine.mode = static_cast<std::uint8_t>(options.mode);
+  mine.has_id = options.id.has_value() ? 1 : 0;
+  mine.compare = options.compare_calls ? 1 : 0;
+  mine.nccl_memory = options.nccl_memory ? 1 : 0;
+  if (options.id) {
+    mine.id = *options.id;
+  } else if (rank == 0) {
+    if (ncclResult_t const code = ncclGetUniqueId(&mine.id); code != ncclSuccess) {
+      throw error{nccl_text("ncclGetUniqueId", code, nullptr, rank)};
+    }
+  }
+  std::vector<nccl_vote> votes(static_cast<std::size_t>(control.size()));
+  control.exchange(operation::exchange, std::as_bytes(std::span{&mine, 1}),
+                   std::as_writable_bytes(std::span{votes}), options.deadline, true);
+  nccl_vote const& first = votes.front();
+  for (std::size_t peer = 1; peer < votes.size(); ++peer) {
+    nccl_vote const& other = votes[peer];
+    auto const compare = [&](std::string_view what, auto wanted, auto found) {
+      if (wanted != found) {
+        throw usage_error{text("nccl: expected ", what, wanted, " as on rank 0, actual ", found,
+                               " (rank ", peer, ")")};
+      }
+    };
+    compare("mode ", name(static_cast<nccl_mode>(first.mode)),
+            name(static_cast<nccl_mode>(other.mode)));
+    compare("scratch_bytes ", first.scratch_bytes, other.scratch_bytes);
+    compare("version ", first.version, other.version);
+    compare("compare_calls ", int{first.compare}, int{other.compare});
+    compare("nccl_memory ", int{first.nccl_memory}, int{other.nccl_memory});
+    bool const same = first.has_id == other.has_id &&
+                      (first.has_id == 0 || std::memcmp(&first.id, &other.id, sizeof mine.id) == 0);
+    compare("", std::string_view{"an id"}, std::string_view{same ? "an id" : "another"});
+  }
+  return first.id;
+}
+
+/// One rank of a communicator. What it registers ends before the handle, and the scratch after it.
+struct nccl_rank {
+  nccl_rank(std::shared_ptr<control_group> control, nccl_options const& with)
+      : options{with}, version{nccl_version(control->rank())}, id{agree_on_nccl(*control, with)},
+        scratch{with.scratch_bytes, with.nccl_memory, control->rank()},
+        sources(static_cast<std::size_t>(control->size())),
+        handle{std::move(control), id, with.deadline} {
+    clear_barrier();
+    if (with.nccl_memory) {
+      add_registration(scratch.data(), scratch.whole_bytes());
+    }
+    own_registrations = registrations.size();
+  }
+
+  void add_registration(void* memory, std::size_t bytes) {
+    registrations.emplace_back(handle, memory, bytes, false);
+    if (nccl_registration::has_windows(version, memory)) {
+      registrations.emplace_back(handle, memory, bytes, true);
+    }
+  }
+
+  /// All but the scratch's.
+  void end_registrations() noexcept {
+    while (registrations.size() > own_registrations) {
+      registrations.pop_back();
+    }
+  }
+
+  nccl_options options;
+  int version;
+  ncclUniqueId id;
+  nccl_scratch scratch;
+  std::vector<void const*> sources;
+  nccl_handle handle;
+  std::vector<nccl_registration> registrations;
+  std::size_t own_registrations = 0;
+  void const* stream = nullptr;
+
+ private:
+  void clear_barrier() {
+    cuda_stream on;
+    cuda::fill_zero(on, any_span{scratch.barrier(), 1, dtype::float32});
+    on.synchronize();
+  }
+};
+
+/// Ends on all ranks, or on none.
+/// @throws after every rank has learnt why.
+[[nodiscard]] inline std::unique_ptr<nccl_rank> make_nccl_rank(
+    std::shared_ptr<control_group> const& control, nccl_options const& options) {
+  try {
+    auto made = std::make_unique<nccl_rank>(control, options);
+    control->exchange(operation::exchange, {}, {}, options.deadline, true);
+    return made;
+  } catch (std::exception const& cause) {
+    control->fail(control->rank(), cause.what());
+    throw;
+  }
+}
+
+}  // namespace zero::inline v0::detail

@@ -1,0 +1,858 @@
+// SPDX-License-Identifier: MIT
+// The NCCL communicator over the fakes of CUDA and NCCL.
+#include <zero/comm/nccl.hpp>
+#include <zero/core/bfloat16.hpp>
+#include <zero/core/float16.hpp>
+#include <zero/device/cuda.hpp>
+
+#include <doctest/doctest.h>
+#include <comm/ranks.hpp>
+#include <fake/cuda.hpp>
+#include <fake/nccl.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using namespace std::chrono_literals;
+using test::failure;
+using test::failure_of;
+using zero::combine;
+using zero::nccl;
+using zero::nccl_mode;
+using zero::nccl_options;
+using zero::reduction;
+
+constexpr auto soon = 10s;  // for what happens at once, on a busy machine
+
+/// Fakes as at the start, with a device for each of 8 ranks; nothing is left behind.
+class fakes {
+ public:
+  explicit fakes(int devices = 8) {
+    fake::reset();
+    fake::reset_nccl();
+    fake::set_device_count(devices);
+    before_ = fake::live();
+  }
+  fakes(fakes const&) = delete;
+  fakes& operator=(fakes const&) = delete;
+  ~fakes() {
+    auto const after = fake::live();
+    CHECK(after.allocations == before_.allocations);
+    CHECK(after.pinned == before_.pinned);
+    CHECK(after.streams == before_.streams);
+    CHECK(after.events == before_.events);
+    CHECK(after.graphs == before_.graphs);
+    CHECK(after.graph_execs == before_.graph_execs);
+    CHECK(fake::live_communicators() == 0);
+    CHECK(fake::live_registrations() == 0);
+    CHECK(fake::live_windows() == 0);
+    CHECK(fake::live_nccl_allocations() == 0);
+  }
+
+ private:
+  test::watchdog limit_{100s};
+  fake::live_counts before_;
+};
+
+/// Elements of the device.
+template <class T>
+class array {
+ public:
+  array(zero::cuda_stream& stream, std::vector<T> const& values)
+      : stream_{stream}, size_{values.size()},
+        memory_{zero::cuda::allocate(values.size() * sizeof(T)), release{stream.native()}} {
+    put(values);
+  }
+
+  [[nodiscard]] std::span<T> span() const { return {static_cast<T*>(memory_.get()), size_}; }
+  [[nodiscard]] std::span<T> part(std::size_t first, std::size_t count) const {
+    return span().subspan(first, count);
+  }
+  void put(std::vector<T> const& values) { zero::cuda::upload(stream_, std::span{values}, span()); }
+  [[nodiscard]] std::vector<T> get() const {
+    std::vector<T> out(size_);
+    zero::cuda::download(stream_, span(), std::span{out});
+    return out;
+  }
+
+ private:
+  struct release {
+    cudaStream_t stream;
+    void operator()(void* memory) const {
+      static_cast<void>(cudaStreamSynchronize(stream));
+      zero::cuda::deallocate(memory, 0);
+    }
+  };
+
+  zero::cuda_stream& stream_;
+  std::size_t size_;
+  std::unique_ptr<void, release> memory_;
+};
+
+/// Values of many magnitudes and both signs, other ones on every rank.
+template <class T>
+std::vector<T> noise(int rank, std::size_t count) {
+  std::vector<T> out(count);
+  auto state = static_cast<std::uint32_t>(rank) * 2654435761U + 12345U;
+  for (T& value : out) {
+    state = state * 1664525U + 1013904223U;
+    auto const significand = static_cast<float>(static_cast<std::int32_t>(state)) / 2147483648.0F;
+    value = static_cast<T>(std::ldexp(significand, static_cast<int>(state % 7U) - 3));
+  }
+  return out;
+}
+
+template <class T>
+std::vector<T> converted(std::vector<float> const& values) {
+  std::vector<T> out;
+  for (float const value : values) {
+    out.push_back(static_cast<T>(value));
+  }
+  return out;
+}
+
+template <class T>
+bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+/// The definition: in rank order, in the accumulate type, times 1/P, rounded once, then added.
+template <class In, class Out>
+std::vector<Out> reduced(int ranks, std::size_t count, combine how, reduction what,
+                         std::vector<Out> const& before) {
+  using accumulate = zero::accumulate_type<In>;
+  std::vector<accumulate> sums(count);
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<In> const values = noise<In>(rank, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto const value = static_cast<accumulate>(values[i]);
+      sums[i] = rank == 0 ? value : sums[i] + value;
+    }
+  }
+  std::vector<Out> out(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    accumulate sum = sums[i];
+    if (what == reduction::average) {
+      sum = sum * static_cast<accumulate>(1.0 / ranks);
+    }
+    out[i] = static_cast<Out>(sum);
+    if (how == combine::add) {
+      out[i] =
+          static_cast<Out>(static_cast<accumulate>(before[i]) + static_cast<accumulate>(out[i]));
+    }
+  }
+  return out;
+}
+
+/// Whether values differ by no more than sums of `ranks` values in a type with `bits` bits may.
+template <class T>
+bool close(std::vector<T> const& a, std::vector<T> const& b, int bits, int ranks) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    auto const x = static_cast<double>(static_cast<zero::accumulate_type<T>>(a[i]));
+    auto const y = static_cast<double>(static_cast<zero::accumulate_type<T>>(b[i]));
+    if (!(std::abs(x - y) <= std::ldexp(16.0 * (ranks + 2), -bits))) {  // magnitudes are below 16
+      return false;
+    }
+  }
+  return a.size() == b.size();
+}
+
+template <class T>
+constexpr int bits_of = std::is_same_v<T, double>           ? 53
+                        : std::is_same_v<T, float>          ? 24
+                        : std::is_same_v<T, zero::bfloat16> ? 8
+                                                            : 11;
+
+/// Every reduction of noise, against the definition.
+template <class In, class Out>
+void check_reductions(nccl& comm, std::size_t slice) {
+  int const ranks = comm.size();
+  bool const ordered = comm.options().mode == nccl_mode::ordered;
+  int const bits = std::min(bits_of<In>, bits_of<Out>);
+  auto const rank = static_cast<std::size_t>(comm.rank());
+  std::size_t const count = slice * static_cast<std::size_t>(ranks);
+  zero::cuda_stream stream;
+  auto const agrees = [&](std::vector<Out> const& a, std::vector<Out> const& b) {
+    return ordered ? same_bits(a, b) : close(a, b, bits, ranks);
+  };
+  for (combine const how : {combine::overwrite, combine::add}) {
+    for (reduction const what : {reduction::sum, reduction::average}) {
+      std::vector<Out> const before = noise<Out>(99, count);
+      std::vector<Out> const expected = reduced<In>(ranks, count, how, what, before);
+      auto const part = [&](std::vector<Out> const& all) {
+        auto const first = all.begin() + static_cast<std::ptrdiff_t>(rank * slice);
+        return std::vector<Out>(first, first + static_cast<std::ptrdiff_t>(slice));
+      };
+      array<In> full{stream, noise<In>(comm.rank(), count)};
+      array<Out> shard{stream, part(before)};
+      comm.reduce_scatter(full.span(), shard.span(), how, what, stream);
+      CHECK(agrees(shard.get(), part(expected)));
+      CHECK(same_bits(full.get(), noise<In>(comm.rank(), count)));
+
+      array<Out> result{stream, before};
+      comm.all_reduce(full.span(), result.span(), how, what, stream);
+      CHECK(agrees(result.get(), expected));
+
+      // A size that doesn't divide.
+      if (std::size_t const some = count - count / 3; some != 0) {
+        array<In> odd{stream, [&] {
+                        auto values = noise<In>(comm.rank(), count);
+                        values.resize(some);
+                        return values;
+                      }()};
+        auto wanted = expected;
+        auto prior = before;
+        wanted.resize(some);
+        prior.resize(some);
+        array<Out> sum{stream, prior};
+        comm.all_reduce(odd.span(), sum.span(), how, what, stream);
+        CHECK(agrees(sum.get(), wanted));
+      }
+      if constexpr (std::is_same_v<In, Out>) {
+        if (how == combine::overwrite) {  // in place
+          comm.all_reduce(full.span(), full.span(), how, what, stream);
+          CHECK(agrees(full.get(), expected));
+          full.put(noise<In>(comm.rank(), count));
+          comm.reduce_scatter(full.span(), full.part(rank * slice, slice), how, what, stream);
+          auto const after = full.get();
+          auto others = noise<In>(comm.rank(), count);
+          CHECK(agrees(part(after), part(expected)));
+          std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(rank * slice), slice,
+                      others.begin() + static_cast<std::ptrdiff_t>(rank * slice));
+          CHECK(same_bits(after, others));
+        }
+      }
+    }
+  }
+}
+
+template <class Function>
+void run(int ranks, Function const& function, nccl_options const& options = {}) {
+  zero::run_nccl(ranks, function, options);
+}
+
+/// What each rank's `function(comm)` throws as a communication error.
+template <class Function>
+std::vector<failure> failures_of(int ranks, Function const& function,
+                                 nccl_options const& options = {}) {
+  std::vector<failure> out(static_cast<std::size_t>(ranks));
+  run(
+      ranks,
+      [&](nccl& comm) {
+        out[static_cast<std::size_t>(comm.rank())] = failure_of([&] { function(comm); });
+      },
+      options);
+  return out;
+}
+
+/// One rank's buffers.
+struct buffers {
+  zero::cuda_stream stream;
+  array<float> full{stream, std::vector<float>(24, 1)};
+  array<float> shard{stream, std::vector<float>(24)};
+  array<double> doubles{stream, std::vector<double>(24)};
+
+  void reduce_scatter(nccl& comm, std::size_t count = 24, combine how = combine::overwrite,
+                      reduction what = reduction::sum) {
+    comm.reduce_scatter(full.part(0, count),
+                        shard.part(0, count / static_cast<std::size_t>(comm.size())), how, what,
+                        stream);
+  }
+  void all_gather(nccl& comm) {
+    comm.all_gather(shard.part(0, 24 / static_cast<std::size_t>(comm.size())), full.span(), stream);
+  }
+  void all_reduce(nccl& comm) {
+    comm.all_reduce(full.span(), shard.span(), combine::overwrite, reduction::sum, stream);
+  }
+};
+
+/// Wait for what was enqueued, and throw the group's failure.
+void finish(nccl& comm, buffers& mine) {
+  mine.stream.synchronize();
+  for (int i = 0; i < 1000; ++i) {
+    comm.raise_if_failed();
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+constexpr nccl_mode modes[] = {nccl_mode::ordered, nccl_mode::fast};
+
+}  // namespace
+
+TEST_CASE("reductions give the bits of a sum in rank order, or in fast mode its value") {
+  for (nccl_mode const mode : modes) {
+    for (int const ranks : {1, 2, 3, 4}) {
+      fakes const fresh;
+      run(ranks,
+          [](nccl& comm) {
+            for (std::size_t const slice : {0UL, 1UL, 7UL, 1000UL}) {
+              check_reductions<float, float>(comm, slice);
+              check_reductions<double, double>(comm, slice);
+              check_reductions<zero::bfloat16, zero::bfloat16>(comm, slice);
+              check_reductions<zero::float16, zero::float16>(comm, slice);
+              check_reductions<zero::bfloat16, float>(comm, slice);
+              check_reductions<float, zero::float16>(comm, slice);
+            }
+          },
+          {.mode = mode});
+    }
+  }
+}
+
+TEST_CASE("calls larger than the scratch go in parts") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(3,
+        [](nccl& comm) {
+          check_reductions<float, float>(comm, 300'001);
+          check_reductions<zero::float16, float>(comm, 300'001);
+        },
+        {.mode = mode, .scratch_bytes = std::size_t{1} << 20U});
+  }
+}
+
+TEST_CASE("float16 values whose sum is too large average without overflow") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(4,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          array<zero::float16> full{stream, converted<zero::float16>(std::vector<float>(8, 6e4F))};
+          array<zero::float16> shard{stream, std::vector<zero::float16>(2)};
+          comm.reduce_scatter(full.span(), shard.span(), combine::overwrite, reduction::average,
+                              stream);
+          for (zero::float16 const value : shard.get()) {
+            CHECK(static_cast<float>(value) == static_cast<float>(zero::float16{6e4F}));
+          }
+        },
+        {.mode = mode});
+  }
+}
+
+TEST_CASE("all_gather, broadcast and a barrier move what they should") {
+  for (int const ranks : {1, 2, 3, 4}) {
+    fakes const fresh;
+    run(ranks, [](nccl& comm) {
+      auto const size = static_cast<std::size_t>(comm.size());
+      auto const rank = static_cast<std::size_t>(comm.rank());
+      zero::cuda_stream stream;
+      for (std::size_t const slice : {0UL, 1UL, 33UL}) {
+        std::vector<zero::bfloat16> expected;
+        for (int other = 0; other < comm.size(); ++other) {
+          auto const theirs = noise<zero::bfloat16>(other, slice);
+          expected.insert(expected.end(), theirs.begin(), theirs.end());
+        }
+        array<zero::bfloat16> const shard{stream, noise<zero::bfloat16>(comm.rank(), slice)};
+        array<zero::bfloat16> full{stream, std::vector<zero::bfloat16>(slice * size)};
+        comm.all_gather(shard.span(), full.span(), stream);
+        CHECK(same_bits(full.get(), expected));
+        std::vector<zero::bfloat16> own(slice * size);
+        std::copy_n(expected.begin() + static_cast<std::ptrdiff_t>(rank * slice), slice,
+                    own.begin() + static_cast<std::ptrdiff_t>(rank * slice));
+        full.put(own);
+        comm.all_gather(full.part(rank * slice, slice), full.span(), stream);
+        CHECK(same_bits(full.get(), expected));
+        for (int root = 0; root < comm.size(); ++root) {
+          array<double> data{stream, noise<double>(comm.rank(), slice)};
+          comm.broadcast(data.span(), root, stream);
+          comm.barrier(stream);
+          CHECK(same_bits(data.get(), noise<double>(root, slice)));
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("split groups the ranks of one color, in the order of their keys") {
+  fakes const fresh;
+  run(4, [](nccl& comm) {
+    nccl part = comm.split(comm.rank() % 2, -comm.rank());
+    CHECK(part.size() == 2);
+    CHECK(part.rank() == 1 - comm.rank() / 2);
+    zero::cuda_stream stream;
+    array<float> const mine{stream, {static_cast<float>(comm.rank())}};
+    array<float> all{stream, std::vector<float>(2)};
+    part.all_gather(mine.span(), all.span(), stream);
+    CHECK(all.get() == std::vector{static_cast<float>(2 + comm.rank() % 2),
+                                   static_cast<float>(comm.rank() % 2)});
+    nccl moved = std::move(part);
+    moved.barrier(stream);
+    stream.synchronize();
+  });
+}
+
+TEST_CASE("an abort reaches all ranks, and the groups split from this one") {
+  fakes const fresh;
+  run(3, [](nccl& comm) {
+    nccl part = comm.split(0, -comm.rank());
+    nccl below = part.split(0, comm.rank());
+    if (comm.rank() == 2) {
+      part.abort("disk full");  // as rank 0 of the part
+    }
+    std::byte const mine{};
+    std::vector<std::byte> all(3);
+    auto const forever = [&](nccl& with) {
+      return failure_of([&] {
+        for (;;) {
+          with.exchange({&mine, 1}, all);
+        }
+      });
+    };
+    failure const here = forever(part);
+    CHECK(here.message == "aborted by rank 0: disk full");
+    CHECK(here.origin == 0);
+    failure const there = forever(below);
+    CHECK(there.message == "the parent communicator failed: aborted by rank 0: disk full");
+    CHECK(there.origin == 2);
+    comm.exchange({&mine, 1}, all);  // the group that it was split from goes on
+    zero::cuda_stream stream;
+    comm.barrier(stream);
+    stream.synchronize();
+  });
+}
+
+TEST_CASE("a wrong argument is refused before any communication, and ends the group") {
+  fakes const fresh;
+  run(3, [](nccl& comm) {
+    buffers mine;
+    auto const refuses = [&](std::string const& text, auto const& call) {
+      nccl part = comm.split(0, comm.rank());
+      if (comm.rank() == 1) {
+        CHECK(test::usage_error_of([&] { call(part); }) == text);
+      }
+      std::byte const one{};
+      std::vector<std::byte> all(3);
+      failure const later = failure_of([&] {
+        for (;;) {
+          part.exchange({&one, 1}, all);
+        }
+      });
+      CHECK(later.message == "aborted by rank 1: " + text);
+      CHECK(later.origin == 1);
+    };
+    refuses("reduce_scatter: expected a multiple of 3 elements, actual 23 (rank 1)",
+            [&](nccl& part) { mine.reduce_scatter(part, 23); });
+    refuses("broadcast: expected a root in [0, 3), actual 3 (rank 1)",
+            [&](nccl& part) { part.broadcast(mine.full.span(), 3, mine.stream); });
+    refuses("split: expected a color of at least 0, actual -1 (rank 1)",
+            [&](nccl& part) { static_cast<void>(part.split(-1, 0)); });
+    refuses("set_deadline: expected at least 1 ms, actual 0 ms (rank 1)",
+            [&](nccl& part) { part.set_deadline(0ms); });
+    refuses("register_memory: expected memory, actual a null pointer (rank 1)",
+            [&](nccl& part) { part.register_memory(nullptr, 8); });
+  });
+}
+
+TEST_CASE("calls that differ end with the difference, on every rank, in both modes") {
+  struct mismatch {
+    std::function<void(nccl&, buffers&)> most;
+    std::function<void(nccl&, buffers&)> odd;  // of rank 2
+    std::string message;
+  };
+  std::vector<mismatch> const mismatches{
+      {[](nccl& comm, buffers& mine) { mine.all_gather(comm); },
+       [](nccl& comm, buffers& mine) { comm.barrier(mine.stream); },
+       "all_gather #2: expected all_gather as on rank 0, actual barrier (rank 2)"},
+      {[](nccl& comm, buffers& mine) { mine.reduce_scatter(comm); },
+       [](nccl& comm, buffers& mine) { mine.reduce_scatter(comm, 12); },
+       "reduce_scatter #2: expected 24 elements as on rank 0, actual 12 elements (rank 2)"},
+      {[](nccl& comm, buffers& mine) { mine.reduce_scatter(comm); },
+       [](nccl& comm, buffers& mine) {
+         mine.reduce_scatter(comm, 24, combine::overwrite, reduction::average);
+       },
+       "reduce_scatter #2: expected sum as on rank 0, actual average (rank 2)"},
+      {[](nccl& comm, buffers& mine) { comm.broadcast(mine.full.span(), 1, mine.stream); },
+       [](nccl& comm, buffers& mine) { comm.broadcast(mine.full.span(), 2, mine.stream); },
+       "broadcast #2: expected root 1 as on rank 0, actual root 2 (rank 2)"},
+      {[](nccl& comm, buffers& mine) { comm.broadcast(mine.full.span(), 0, mine.stream); },
+       [](nccl& comm, buffers& mine) { comm.broadcast(mine.doubles.span(), 0, mine.stream); },
+       "broadcast #2: expected float32 as on rank 0, actual float64 (rank 2)"},
+  };
+  for (nccl_mode const mode : modes) {
+    for (mismatch const& wrong : mismatches) {
+      fakes const fresh;
+      auto const failures = failures_of(3,
+                                        [&](nccl& comm) {
+                                          buffers mine;
+                                          comm.barrier(mine.stream);
+                                          (comm.rank() == 2 ? wrong.odd : wrong.most)(comm, mine);
+                                          finish(comm, mine);
+                                        },
+                                        {.mode = mode});
+      for (failure const& here : failures) {
+        // The fake of NCCL may notice first.
+        bool const said = here.message == wrong.message || here.says(" met nccl");
+        CHECK_MESSAGE(said, here.message);
+        CHECK(here.after < soon);
+      }
+    }
+  }
+}
+
+TEST_CASE("exchanges that differ end with the difference, counted from the user's first") {
+  fakes const fresh;
+  auto const failures = failures_of(3, [](nccl& comm) {
+    std::size_t const bytes = comm.rank() == 2 ? 4 : 8;
+    std::vector<std::byte> const mine(bytes);
+    std::vector<std::byte> all(3 * bytes);
+    comm.exchange(mine, all);
+  });
+  for (failure const& here : failures) {
+    CHECK(here.message == "exchange #1: expected 8 bytes as on rank 0, actual 4 bytes (rank 2)");
+    CHECK(here.origin == 2);
+  }
+}
+
+TEST_CASE("a rank that throws ends the others, whose work waits for it") {
+  fakes const fresh;
+  std::atomic<int> ended{0};
+  std::string message;
+  try {
+    run(3, [&](nccl& comm) {
+      buffers mine;
+      if (comm.rank() == 1) {
+        comm.barrier(mine.stream);
+        mine.stream.synchronize();
+        throw std::runtime_error{"no batch"};
+      }
+      failure const here = failure_of([&] {
+        comm.barrier(mine.stream);
+        mine.all_reduce(comm);
+        finish(comm, mine);
+      });
+      CHECK(here.message == "aborted by rank 1: no batch");
+      CHECK(here.origin == 1);
+      CHECK(here.after < soon);
+      ++ended;
+    });
+  } catch (std::runtime_error const& caught) {
+    message = caught.what();
+  }
+  CHECK(message == "no batch");
+  CHECK(ended == 2);
+}
+
+TEST_CASE("a rank that left, or comes too late, is named") {
+  {
+    fakes const fresh;
+    auto const failures = failures_of(3, [](nccl& comm) {
+      buffers mine;
+      comm.barrier(mine.stream);
+      mine.stream.synchronize();
+      if (comm.rank() != 2) {
+        mine.all_reduce(comm);
+        finish(comm, mine);
+      }
+    });
+    for (std::size_t const rank : {0UL, 1UL}) {
+      CHECK(failures[rank].says("all_reduce #2: expected 3 ranks, but rank 2 has left (rank "));
+      CHECK(failures[rank].origin == 2);
+    }
+  }
+  fakes const fresh;
+  auto const failures = failures_of(3, [](nccl& comm) {
+    buffers mine;
+    comm.barrier(mine.stream);
+    mine.stream.synchronize();
+    comm.set_deadline(200ms);
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(1s);
+    }
+    mine.all_reduce(comm);
+    finish(comm, mine);
+  });
+  for (failure const& here : failures) {
+    CHECK(
+        here.says("all_reduce #2: expected 3 ranks within 200 ms of the first, actual 2, "
+                  "missing rank 2 (rank "));
+    CHECK(here.origin == 2);
+  }
+}
+
+TEST_CASE("a call that all ranks make, but whose stream doesn't come to it, misses the deadline") {
+  fakes const fresh;
+  auto const failures = failures_of(2, [](nccl& comm) {
+    buffers mine;
+    comm.barrier(mine.stream);
+    mine.stream.synchronize();
+    std::byte const one{};
+    std::vector<std::byte> all(2);
+    comm.exchange({&one, 1}, all);
+    comm.set_deadline(200ms);
+    if (comm.rank() == 1) {
+      fake::delay(mine.stream.native(), 2s);
+    }
+    mine.all_gather(comm);
+    finish(comm, mine);
+  });
+  for (failure const& here : failures) {
+    CHECK(here.says("all_gather #2: expected its end within 200 ms, actual none (rank "));
+  }
+}
+
+TEST_CASE("without comparisons, calls that differ end with NCCL's error, or at the deadline") {
+  fakes const fresh;
+  auto const failures =
+      failures_of(2,
+                  [](nccl& comm) {
+                    buffers mine;
+                    comm.set_deadline(500ms);
+                    if (comm.rank() == 0) {
+                      mine.all_gather(comm);
+                    } else {
+                      mine.reduce_scatter(comm);  // ordered: it sends and receives
+                    }
+                    finish(comm, mine);
+                  },
+                  {.compare_calls = false});
+  for (failure const& here : failures) {
+    CHECK(here.says(" #1: expected its end within 500 ms, actual none (rank "));
+  }
+}
+
+TEST_CASE("an asynchronous error of one rank reaches all") {
+  fakes const fresh;
+  auto const failures = failures_of(3, [](nccl& comm) {
+    buffers mine;
+    comm.barrier(mine.stream);
+    mine.stream.synchronize();
+    if (comm.rank() == 1) {
+      fake::fail_communicator(1, ncclRemoteError);
+    } else {
+      mine.all_reduce(comm);
+    }
+    finish(comm, mine);
+  });
+  for (failure const& here : failures) {
+    CHECK(here.message ==
+          "ncclCommGetAsyncError: expected success, actual remote process exited or there was a "
+          "network error: told to fail (rank 1)");
+    CHECK(here.origin == 1);
+    CHECK(here.after < soon);
+  }
+}
+
+TEST_CASE("two ranks on one GPU are refused on every rank") {
+  fakes const fresh{1};
+  std::atomic<int> called{0};
+  failure const here = failure_of([&] { zero::run_nccl(2, [&](nccl&) { ++called; }, {}, {0, 0}); });
+  CHECK(here.says("Duplicate GPU detected"));
+  CHECK(called == 0);
+}
+
+TEST_CASE("a device that isn't there is one rank's error, and no rank waits for it") {
+  fakes const fresh{2};
+  std::string message;
+  try {
+    run(3, [](nccl&) {});
+  } catch (zero::error const& caught) {
+    message = caught.what();
+  }
+  CHECK(message ==
+        "cudaSetDevice: expected success, actual cudaErrorInvalidDevice: invalid device ordinal "
+        "(rank 2)");
+}
+
+TEST_CASE("an id of another world ends at the deadline or with NCCL's error") {
+  fakes const fresh;
+  ncclUniqueId id{};
+  CHECK(ncclGetUniqueId(&id) == ncclSuccess);
+  ncclComm_t stranger = nullptr;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  CHECK(ncclCommInitRankConfig(&stranger, 3, id, 2, &config) == ncclInProgress);
+  failure const here = failure_of([&] { run(2, [](nccl&) {}, {.deadline = 5s, .id = id}); });
+  CHECK(here.says("ncclCommInitRankConfig: expected success, actual invalid usage"));
+  CHECK(here.says("mismatch in rank count from procs 3 : 2"));
+  CHECK(ncclCommAbort(stranger) == ncclSuccess);
+}
+
+TEST_CASE("options that are wrong, or differ, are refused on every rank") {
+  fakes const fresh;
+  CHECK(test::usage_error_of([&] { run(2, [](nccl&) {}, {.scratch_bytes = 100}); })
+            .find("nccl: expected scratch_bytes of at least 1048576, a multiple of 256, actual "
+                  "100 (rank ") == 0);
+  auto const clients = zero::detail::memory_store::create(2);
+  std::vector<std::string> errors(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      static_cast<void>(cudaSetDevice(rank));
+      errors[static_cast<std::size_t>(rank)] = test::usage_error_of([&] {
+        nccl const comm{clients[static_cast<std::size_t>(rank)], nccl_options{.mode = modes[rank]}};
+      });
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (std::string const& error : errors) {
+    CHECK(error == "nccl: expected mode ordered as on rank 0, actual fast (rank 1)");
+  }
+}
+
+TEST_CASE("memory is registered, as a window where NCCL has them, until the communicator ends") {
+  for (int const version : {NCCL_VERSION_CODE, NCCL_VERSION(2, 26, 0)}) {
+    fakes const fresh;
+    fake::set_nccl_version(version);
+    run(2,
+        [&](nccl& comm) {
+          zero::cuda_stream stream;
+          std::byte const mine{};
+          std::vector<std::byte> all(2);
+          array<float> const data{stream, std::vector<float>(4096)};
+          comm.register_memory(data.span().data(), data.span().size_bytes());
+          comm.exchange({&mine, 1}, all);
+          CHECK(fake::live_registrations() == 4);
+          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 4 : 0));
+          comm.exchange({&mine, 1}, all);
+          check_reductions<float, float>(comm, 100);
+        },
+        {.nccl_memory = true});
+  }
+}
+
+TEST_CASE("collectives are captured into a graph, and meet again at each replay") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(3,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          array<float> data{stream, std::vector<float>(6, static_cast<float>(comm.rank() + 1))};
+          comm.barrier(stream);
+          stream.synchronize();
+          cudaGraph_t graph = nullptr;
+          cudaGraphExec_t exec = nullptr;
+          CHECK(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal) ==
+                cudaSuccess);
+          comm.all_reduce(data.span(), data.span(), combine::overwrite, reduction::sum, stream);
+          std::this_thread::sleep_for(50ms);  // the watchdog looks meanwhile
+          CHECK(cudaStreamEndCapture(stream.native(), &graph) == cudaSuccess);
+          CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+          for (int replay = 0; replay < 3; ++replay) {
+            CHECK(cudaGraphLaunch(exec, stream.native()) == cudaSuccess);
+          }
+          CHECK(data.get() == std::vector<float>(6, 6 * 3 * 3));
+          CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+          CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+        },
+        {.mode = mode});
+  }
+}
+
+TEST_CASE("calls in a second stream are refused while the first is busy") {
+  fakes const fresh;
+  failures_of(1, [](nccl& comm) {
+    zero::cuda_stream first;
+    zero::cuda_stream second;
+    fake::delay(first.native(), 300ms);
+    comm.barrier(first);
+    CHECK(test::usage_error_of([&] { comm.barrier(second); }) ==
+          "barrier: expected the stream of this rank's unfinished calls, actual another, which "
+          "needs a communicator of its own (split) (rank 0)");
+  });
+}
+
+TEST_CASE("ranks of several processes' stores make a communicator, and a lost one ends it") {
+  fakes const fresh;
+  std::atomic<int> port{0};
+  std::vector<failure> failures(2);
+  auto const rank = [&](int me) {
+    static_cast<void>(cudaSetDevice(me));
+    while (me != 0 && port == 0) {
+      std::this_thread::sleep_for(1ms);
+    }
+    zero::store job{me, 2, {"127.0.0.1", port}, {.job = "x", .deadline = 20s}};
+    port = job.address().port;
+    nccl comm{job, {}};
+    check_reductions<float, float>(comm, 10);
+    if (me == 0) {
+      buffers mine;
+      failures[0] = failure_of([&] {
+        mine.all_reduce(comm);
+        finish(comm, mine);
+      });
+    }
+  };
+  std::thread peer{[&] { rank(1); }};
+  rank(0);
+  peer.join();
+  CHECK(failures[0].says("expected 2 ranks, but rank 1 has left (rank 0)"));
+}
+
+namespace {
+
+/// Ranks split, reduce, gather, and learn from each other that all is done. Returns how many did.
+int work_together(int ranks, nccl_mode mode, std::string& error) {
+  std::atomic<int> done{0};
+  try {
+    run(ranks,
+        [&](nccl& comm) {
+          buffers mine;
+          nccl part = comm.split(0, -comm.rank());
+          comm.register_memory(mine.full.span().data(), mine.full.span().size_bytes());
+          mine.reduce_scatter(part);
+          mine.reduce_scatter(comm, 24, combine::add, reduction::average);
+          mine.all_gather(comm);
+          mine.stream.synchronize();
+          std::byte const one{};
+          std::vector<std::byte> all(static_cast<std::size_t>(ranks));
+          part.exchange({&one, 1}, all);
+          comm.exchange({&one, 1}, all);
+          ++done;
+        },
+        {.mode = mode, .scratch_bytes = std::size_t{1} << 20U, .nccl_memory = true});
+  } catch (std::exception const& caught) {
+    error = caught.what();
+  }
+  return done;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "each call of CUDA and NCCL fails once: all ranks get an error or none, and nothing stays") {
+  constexpr int ranks = 2;
+  constexpr std::uint64_t most = 6;  // of each function
+  for (nccl_mode const mode : modes) {
+    std::map<std::string, std::uint64_t> counts;
+    {
+      fakes const fresh;
+      std::string error;
+      CHECK(work_together(ranks, mode, error) == ranks);
+      CHECK(error.empty());
+      counts = fake::call_counts();
+    }
+    CHECK(counts.contains("ncclAllGather"));
+    for (auto const& [function, count] : counts) {
+      std::string const& name = function;
+      for (std::uint64_t n = 1; n <= std::min(count, most); ++n) {
+        fakes const fresh;
+        fake::fail_call(n, n % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorUnknown,
+                        [name](char const* called) { return name == called; });
+        std::string error;
+        int const done = work_together(ranks, mode, error);
+        CHECK_MESSAGE((done == 0 || done == ranks), name, " #", n, ": ", done);
+        CHECK_MESSAGE((done == ranks || error.find("expected") != std::string::npos), name, " #", n,
+                      ": ", error);
+      }
+    }
+  }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// Models over NCCL end with the bits of models on the host in ordered mode, and near them in fast
+// mode.
+#include <zero/comm/nccl.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/sgd.hpp>
+
+#include <doctest/doctest.h>
+#include <comm/ranks.hpp>
+#include <fake/cuda.hpp>
+#include <fake/nccl.hpp>
+#include <support/device_engine.hpp>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+/// Whether all values are as near as roundings of `T` on the way leave them.
+template <class T>
+bool near(std::vector<T> const& a, std::vector<T> const& b, double tolerance) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    auto const x = static_cast<double>(static_cast<float>(a[i]));
+    auto const y = static_cast<double>(static_cast<float>(b[i]));
+    if (!(std::abs(x - y) <= tolerance * (1 + std::abs(y)))) {
+      return false;
+    }
+  }
+  return a.size() == b.size();
+}
+
+/// Some steps in every setting over NCCL, against the host's stage 0.
+template <class T, class Optimizer>
+void check(zero::nccl_mode mode, double tolerance, zero::options const& options,
+           Optimizer const& optimizer, test::run_settings const& run) {
+  fake::set_device_count(4);
+  for (int const ranks : {1, 2, 3, 4}) {
+    for (test::setting const& how : test::every_setting(options)) {
+      std::vector<T> const expected =
+          test::on_host<T>(ranks, {"", zero::stage0{}, how.policy, options}, optimizer, run);
+      test::watchdog const limit;
+      zero::run_nccl(ranks,
+                     [&](zero::nccl& comm) {
+                       std::vector<T> const actual = test::train<T>(comm, how, optimizer, run);
+                       CHECK_MESSAGE((tolerance == 0 ? test::same_bits(actual, expected)
+                                                     : near(actual, expected, tolerance)),
+                                     how.name, ", ", ranks, " ranks");
+                     },
+                     {.mode = mode, .scratch_bytes = std::size_t{1} << 20U});
+      CHECK(fake::live_communicators() == 0);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("steps of adamw in ordered mode have the bits of the host, in every setting") {
+  check<float>(zero::nccl_mode::ordered, 0, {.clip_norm = 5.0, .bucket_bytes = 0},
+               zero::adamw{.learning_rate = 0.01}, {.steps = 4});
+}
+
+TEST_CASE("so have bfloat16 parameters with master weights") {
+  check<zero::bfloat16>(
+      zero::nccl_mode::ordered, 0,
+      {.clip_norm = 5.0, .bucket_bytes = 500, .alignment = 1, .precision = zero::bf16},
+      zero::sgd{.learning_rate = 0.01, .momentum = 0.9}, {.steps = 3});
+}
+
+TEST_CASE("in fast mode they are near the host's, within what the wire rounds") {
+  check<float>(zero::nccl_mode::fast, 1e-5, {.bucket_bytes = 0}, zero::sgd{.learning_rate = 0.01},
+               {.steps = 3});
+  check<zero::bfloat16>(zero::nccl_mode::fast, 2e-2, {.bucket_bytes = 0, .precision = zero::bf16},
+                        zero::sgd{.learning_rate = 0.01}, {.steps = 3});
+}
+
+TEST_CASE("an arena of NCCL's memory is registered, and given back") {
+  fake::set_device_count(2);
+  for (bool const releases : {false, true}) {
+    test::watchdog const limit;
+    zero::run_nccl(2, [&](zero::nccl& comm) {
+      zero::cuda_stream stream;
+      test::device_engine<zero::cuda, float> engine{stream};
+      zero::options options{.stream = stream.native(), .memory = zero::nccl_memory()};
+      zero::sharded_model model{
+          comm,   engine.units(), zero::stage3{}, zero::adamw{}, zero::reduce_per_microbatch{},
+          options};
+      CHECK(fake::live_registrations() >= 1);
+      engine.step(model, {}, comm.rank(), 0);
+      model.wait();
+      if (releases) {
+        model.release();
+      }
+    });
+    CHECK(fake::live_registrations() == 0);
+    CHECK(fake::live_nccl_allocations() == 0);
+  }
+}
+
+TEST_CASE("a rank that fails while an update may run leaves a model that says so") {
+  fake::set_device_count(2);
+  test::watchdog const limit;
+  std::array<std::string, 2> later;
+  try {
+    zero::run_nccl(2, [&](zero::nccl& comm) {
+      zero::cuda_stream stream;
+      test::device_engine<zero::cuda, float> engine{stream};
+      zero::sharded_model model{
+          comm,          engine.units(),           zero::stage1{},
+          zero::adamw{}, zero::local_accumulate{}, {.stream = stream.native()}};
+      auto const message_of = [&](auto call) {
+        try {
+          call();
+        } catch (std::exception const& failure) {
+          return std::string{failure.what()};
+        }
+        return std::string{};
+      };
+      fake::delay(stream.native(), std::chrono::milliseconds{20});  // so that the update waits
+      engine.step(model, {}, comm.rank(), 0);
+      std::array<std::byte, 2> all{};
+      comm.exchange(std::array{std::byte{1}}, all);  // both have enqueued it
+      comm.abort("a fault");  // reaches the model's communicator, which was split from this one
+      while (message_of([&] { model.wait(); }).empty()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+      }
+      later[static_cast<std::size_t>(comm.rank())] = message_of([&] { model.wait(); });
+    });
+  } catch (std::exception const&) {
+  }
+  for (std::string const& message : later) {
+    CHECK_MESSAGE(message.find("may have failed midway") != std::string::npos, message);
+  }
+}
