@@ -71,6 +71,8 @@ struct formula {
   std::uint64_t r = 4;
   std::uint64_t g = 4;
   std::uint64_t o = 8;
+  std::uint64_t alignment_bytes = 64;       ///< of the device: of parameters, slices and categories
+  std::uint64_t sum_scratch_bytes = 0;      ///< of the device: for sums over a whole array
   std::uint64_t hyperparameter_bytes = 40;  ///< of the optimizer
   std::uint64_t derived_bytes = 112;        ///< what it derives from them for a parameter
 
@@ -119,8 +121,8 @@ struct formula {
     }
     out.control = 96 + round_up(hyperparameter_bytes, 16) + n * derived_bytes +
                   round_up(8 * n, 16) + 2 * round_up(n, 16) +
-                  (1 + ranks) * (round_up(40 + n, 16) + 16);
-    out.padding += round_up(out.control, 64) - out.control;
+                  (1 + ranks) * (round_up(40 + n, 16) + 16) + sum_scratch_bytes;
+    out.padding += round_up(out.control, alignment_bytes) - out.control;
     return out;
   }
 
@@ -171,7 +173,7 @@ struct formula {
   /// A bucket's parameters one after another, each at a multiple of `alignment`, cut into P equal
   /// slices that start at such multiples, too.
   [[nodiscard]] bucket cut(std::vector<std::uint64_t> const& parameters) const {
-    std::uint64_t const alignment = 64 / std::min({p, b, g});  // 64 bytes of the narrowest type
+    std::uint64_t const alignment = alignment_bytes / std::min({p, b, g});  // the narrowest type's
     std::uint64_t length = 0;
     for (auto const elements : parameters) {
       length = round_up(length, alignment) + elements;

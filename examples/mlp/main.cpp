@@ -26,9 +26,9 @@
 //   stage 2  whole  shard  shard    4 Ψ + 12 Ψ/4
 //   stage 3  shard  shard  shard        16 Ψ/4
 //
-// In reading order: tensor.hpp, network.hpp (an engine that knows nothing of zero),
-// tensor_traits.hpp (its introduction to zero), train.cpp (the training loop), formula.hpp (what
-// all that must cost).
+// In reading order: tensor.hpp, network.hpp (an engine whose work goes to any of zero's devices),
+// tensor_traits.hpp (its introduction to zero), train_rank.hpp (the training loop), train_host.cpp
+// and train_cuda.cpp (who runs it), formula.hpp (what all that must cost).
 
 namespace {
 

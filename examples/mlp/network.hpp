@@ -1,39 +1,35 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "kernels.hpp"
+#include "products.hpp"
 #include "random.hpp"
 #include "tensor.hpp"
 
-#include <Eigen/Core>
+#include <zero/core/any_span.hpp>
 
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 /// @file
 /// A multi-layer perceptron with ReLU between its layers and softmax cross entropy at its end:
 /// forward and backward layer by layer, on tensors whose storage somebody else may own, and give
-/// and take away between two layers.
+/// and take away between two layers. Of `zero` it uses a device's stream, copies and launches.
 
 namespace mlp {
 
-/// Rows are samples; columns are what a layer has computed for them.
-using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
 /// output = input * weight + bias. Weight [inputs, outputs], bias [outputs].
-template <class T>
+template <class T, class Device>
 struct layer {
   std::size_t inputs;
   std::size_t outputs;
-  tensor<T> weight;
-  tensor<T> bias;
-  tensor<T> weight_gradient;
-  tensor<T> bias_gradient;
+  tensor<T, Device> weight;
+  tensor<T, Device> bias;
+  tensor<T, Device> weight_gradient;
+  tensor<T, Device> bias_gradient;
 };
 
 /// Fill `out` with elements [first, first + out.size()) of a parameter: uniform within +-bound, the
@@ -45,134 +41,107 @@ void initialise(std::span<T> out, std::size_t first, std::uint64_t key, float bo
   }
 }
 
-/// T is float or Eigen::bfloat16; sums and products are computed in float.
-template <class T>
+/// The type T of parameters and gradients is float or a bfloat16; all else is float. Work is
+/// enqueued on `stream`.
+template <class T, class Device>
 class network {
  public:
+  using stream = typename Device::stream;
+
   /// `widths`: of the input, of every hidden layer, of the output. The tensors stay empty.
-  explicit network(std::vector<std::size_t> const& widths) : activations_(widths.size()) {
+  network(std::vector<std::size_t> const& widths, stream& on)
+      : stream_{on}, products_{on}, activations_(widths.size()) {
     for (std::size_t u = 0; u + 1 < widths.size(); ++u) {
       layers_.push_back({widths[u], widths[u + 1], {}, {}, {}, {}});
     }
   }
 
-  [[nodiscard]] std::vector<layer<T>>& layers() { return layers_; }
+  [[nodiscard]] std::vector<layer<T, Device>>& layers() { return layers_; }
 
-  /// The samples that the next forward is about, one a row.
-  [[nodiscard]] matrix& input() { return activations_.front(); }
-
-  void forward(std::size_t u) {
-    matrix const& input = activations_[u];
-    matrix& output = activations_[u + 1];
-    output.noalias() = input * weight(u);
-    output.rowwise() += bias(u);
-    if (u + 1 < layers_.size()) {
-      output = output.cwiseMax(0.0F);
-    }
+  /// The next forward is about `rows` samples, one a row of `input`, which stays until the last
+  /// backward has run.
+  void read(float* input, std::size_t rows) {
+    rows_ = rows;
+    activations_.front().look_at(input, rows * layers_.front().inputs);
   }
 
-  /// The mean loss over the samples. Prepares backward of `scale` times the sum of their losses.
-  [[nodiscard]] float loss(std::span<std::size_t const> labels, float scale) {
-    matrix& logits = activations_.back();
+  void forward(std::size_t u) {
+    layer<T, Device> const& l = layers_[u];
+    activations_[u + 1].grow(rows_ * l.outputs);
+    float* const output = activations_[u + 1].data();
+    products_.forward(shape(u), activations_[u].data(), l.weight.data(), output);
+    bool const relu = u + 1 < layers_.size();
+    Device::launch(stream_, rows_ * l.outputs, add_bias<T>{l.bias.data(), output, l.outputs, relu});
+  }
+
+  /// The samples' losses, and what backward of `scale` times their sum starts from.
+  void loss(float const* labels, float scale) {
+    losses_.grow(rows_);
+    Device::launch(stream_, rows_,
+                   softmax_cross_entropy{activations_.back().data(), labels, losses_.data(),
+                                         layers_.back().outputs, scale});
+  }
+
+  /// The mean of the last losses. The host waits for them.
+  [[nodiscard]] double mean_loss() {
     double sum = 0;
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      auto row = logits.row(static_cast<Eigen::Index>(i));
-      float const largest = row.maxCoeff();
-      float total = 0;
-      for (float& value : row) {
-        value = std::exp(value - largest);
-        total += value;
-      }
-      float& right = row[static_cast<Eigen::Index>(labels[i])];
-      sum -= std::log(static_cast<double>(right / total));
-      row /= total;
-      right -= 1.0F;
-      row *= scale;
+    for (double const each : download(losses_, rows_)) {
+      sum += each;
     }
-    return labels.empty() ? 0.0F : static_cast<float>(sum / static_cast<double>(labels.size()));
+    return rows_ == 0 ? 0
+                      : static_cast<double>(static_cast<float>(sum / static_cast<double>(rows_)));
   }
 
   /// Gradients of layer u's weight and bias, added to what is there or overwriting it, and of its
   /// input.
   void backward(std::size_t u, bool accumulate) {
-    matrix const& input = activations_[u];
-    matrix& output_gradient = activations_[u + 1];
-    store(layers_[u].weight_gradient, input.transpose() * output_gradient, accumulate);
-    store(layers_[u].bias_gradient, sum_of_rows(output_gradient), accumulate);
+    auto& [inputs, outputs, weight, bias, weight_gradient, bias_gradient] = layers_[u];
+    float* const input = activations_[u].data();
+    float const* const output_gradient = activations_[u + 1].data();
+    products_.weight_gradient(shape(u), input, output_gradient, weight_gradient.data(), accumulate);
+    Device::launch(stream_, outputs,
+                   sum_rows<T>{output_gradient, bias_gradient.data(), rows_, outputs, accumulate});
     if (u > 0) {
-      matrix input_gradient = output_gradient * weight(u).transpose();
-      activations_[u] = (input.array() > 0.0F).select(input_gradient, 0.0F);
+      input_gradient_.grow(rows_ * inputs);
+      products_.input_gradient(shape(u), output_gradient, weight.data(), input_gradient_.data());
+      Device::launch(stream_, rows_ * inputs, mask_gradient{input_gradient_.data(), input});
     }
   }
 
-  /// How many samples the last forward has classified right.
-  [[nodiscard]] std::size_t correct(std::span<std::size_t const> labels) const {
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      Eigen::Index best = 0;
-      activations_.back().row(static_cast<Eigen::Index>(i)).maxCoeff(&best);
-      count += static_cast<std::size_t>(best) == labels[i] ? 1U : 0U;
+  /// Which class the last forward gives each sample. The host waits for it.
+  [[nodiscard]] std::vector<std::size_t> classes() {
+    std::size_t const count = layers_.back().outputs;
+    std::vector<float> const logits = download(activations_.back(), rows_ * count);
+    std::vector<std::size_t> out(rows_);
+    for (std::size_t r = 0; r < rows_; ++r) {
+      std::span const row = std::span{logits}.subspan(r * count, count);
+      out[r] = static_cast<std::size_t>(std::max_element(row.begin(), row.end()) - row.begin());
     }
-    return count;
+    return out;
+  }
+
+  /// A copy for the host, which waits for it.
+  template <class Element>
+  [[nodiscard]] std::vector<Element> download(tensor<Element, Device> const& from,
+                                              std::size_t size) {
+    std::vector<Element> out(size);
+    Device::download(stream_, std::span{from.data(), size}, std::span{out});
+    return out;
   }
 
  private:
-  using row_vector = Eigen::Matrix<float, 1, Eigen::Dynamic>;
-
-  /// A view of floats, a widened copy of anything narrower.
-  template <class Matrix>
-  static auto widen(tensor<T> const& values, std::size_t rows, std::size_t columns) {
-    using stored =
-        Eigen::Matrix<T, Matrix::RowsAtCompileTime, Matrix::ColsAtCompileTime, Eigen::RowMajor>;
-    Eigen::Map<stored const> const view{values.data(), static_cast<Eigen::Index>(rows),
-                                        static_cast<Eigen::Index>(columns)};
-    if constexpr (std::is_same_v<T, float>) {
-      return view;
-    } else {
-      return Matrix{view.template cast<float>()};
-    }
+  [[nodiscard]] product_shape shape(std::size_t u) const {
+    return {rows_, layers_[u].inputs, layers_[u].outputs};
   }
 
-  [[nodiscard]] auto weight(std::size_t u) const {
-    return widen<matrix>(layers_[u].weight, layers_[u].inputs, layers_[u].outputs);
-  }
-  [[nodiscard]] auto bias(std::size_t u) const {
-    return widen<row_vector>(layers_[u].bias, 1, layers_[u].outputs);
-  }
-
-  /// Row after row, so that the sum doesn't depend on where the matrix lies in memory.
-  static row_vector sum_of_rows(matrix const& values) {
-    row_vector sum = row_vector::Zero(values.cols());
-    for (auto const& row : values.rowwise()) {
-      sum += row;
-    }
-    return sum;
-  }
-
-  /// Write `gradient`, rounded to T, into `to`; what was there and the sum are rounded, too.
-  template <class Expression>
-  static void store(tensor<T>& to, Expression const& gradient, bool accumulate) {
-    using stored = Eigen::Matrix<T, Expression::RowsAtCompileTime, Eigen::Dynamic, Eigen::RowMajor>;
-    Eigen::Map<stored> view{to.data(), gradient.rows(), gradient.cols()};
-    if constexpr (std::is_same_v<T, float>) {
-      if (accumulate) {
-        view.noalias() += gradient;
-      } else {
-        view.noalias() = gradient;
-      }
-    } else {
-      matrix const wide = gradient;
-      if (accumulate) {
-        view = (view.template cast<float>() + wide).template cast<T>();
-      } else {
-        view = wide.template cast<T>();
-      }
-    }
-  }
-
-  std::vector<layer<T>> layers_;
-  std::vector<matrix>
+  stream& stream_;
+  products<T, Device> products_;
+  std::vector<layer<T, Device>> layers_;
+  std::vector<tensor<float, Device>>
       activations_;  // [0]: the input; [u + 1]: the output of layer u, then its gradient
+  tensor<float, Device> input_gradient_;
+  tensor<double, Device> losses_;
+  std::size_t rows_ = 0;
 };
 
 }  // namespace mlp

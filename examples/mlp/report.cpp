@@ -23,6 +23,14 @@ std::string_view name(optimizer kind) {
   return kind == optimizer::sgd ? "sgd" : kind == optimizer::adam ? "adam" : "adamw";
 }
 
+std::string_view name(device on) { return on == device::host ? "host" : "cuda"; }
+
+std::string_view name(communicator kind) {
+  return kind == communicator::threads    ? "threads"
+         : kind == communicator::loopback ? "loopback"
+                                          : "nccl";
+}
+
 std::string_view precision(settings const& settings) { return settings.bf16 ? "bf16" : "fp32"; }
 
 std::string hex(std::uint64_t checksum) { return fmt::format("{:016x}", checksum); }
@@ -117,10 +125,14 @@ std::string disagreement(int stage, std::vector<outcome> const& ranks) {
 
 std::string table(settings const& settings, std::vector<result> const& results) {
   lines out{results};
-  out.add(fmt::format("{} ranks, {} parameters in {}, {} steps of {}, {} micro-batch(es) a step\n",
-                      settings.ranks, grouped(results.front().of_rank0.parameters),
-                      precision(settings), results.front().of_rank0.steps, name(settings.optimizer),
-                      settings.microbatches));
+  std::string const where =
+      settings.device == device::host
+          ? std::string{}
+          : fmt::format(" on {} ({})", name(settings.device), name(settings.communicator));
+  out.add(fmt::format(
+      "{} ranks{}, {} parameters in {}, {} steps of {}, {} micro-batch(es) a step\n",
+      settings.ranks, where, grouped(results.front().of_rank0.parameters), precision(settings),
+      results.front().of_rank0.steps, name(settings.optimizer), settings.microbatches));
   out.add("", "", [](result const& r) { return fmt::format("stage {}", r.stage); });
   out.rule();
   out.add("policy", "", [&](result const& r) { return name(settings.policy(r.stage)); });
@@ -154,6 +166,8 @@ std::string json(settings const& settings, std::vector<result> const& results) {
   for (auto const& [stage, of] : results) {
     out.push_back({{"stage", stage},
                    {"ranks", settings.ranks},
+                   {"device", name(settings.device)},
+                   {"communicator", name(settings.communicator)},
                    {"policy", name(settings.policy(stage))},
                    {"parameters", of.parameters},
                    {"test_accuracy", of.test_accuracy},

@@ -76,6 +76,25 @@ CLI::Validator one_of(std::string const& no, std::string const& yes) {
   return one_of<int>({{no, 0}, {yes, 1}});
 }
 
+choices<communicator> const communicators{{"threads", communicator::threads},
+                                          {"loopback", communicator::loopback},
+                                          {"nccl", communicator::nccl}};
+
+/// The one that was asked for, or the device's first.
+/// @throws CLI::ValidationError  the device has no such communicator.
+communicator communicator_of(device on, std::optional<communicator> asked) {
+  bool const host = on == device::host;
+  communicator const out = asked.value_or(host ? communicator::threads : communicator::loopback);
+  if (host != (out == communicator::threads)) {
+    throw CLI::ValidationError{
+        "--communicator",
+        fmt::format("expected {}, actual {}",
+                    host ? "threads with --device host" : "loopback|nccl with --device cuda",
+                    communicators[static_cast<std::size_t>(out)].first)};
+  }
+  return out;
+}
+
 }  // namespace
 
 command_line read_command_line(int argc, char const* const* argv) {
@@ -101,6 +120,12 @@ command_line read_command_line(int argc, char const* const* argv) {
       ->expected(1);
   add("--ranks", to.ranks, from(1, 1024), "N", "how many threads share the work")
       ->capture_default_str();
+  add("--device", to.device, one_of<device>({{"host", device::host}, {"cuda", device::cuda}}),
+      "host|cuda", "where ranks compute (default: host)");
+  std::optional<communicator> asked;
+  add("--communicator", asked, one_of(communicators), "threads|loopback|nccl",
+      "threads: on the host; loopback: ranks share a GPU;\n"
+      "nccl: a GPU for each rank (default: what comes first)");
   count("--microbatches", to.microbatches, 1, "forwards and backwards per step");
   add("--accumulate", to.accumulate,
       one_of<accumulate>({{"local", accumulate::local}, {"reduce", accumulate::reduce}}),
@@ -145,6 +170,7 @@ command_line read_command_line(int argc, char const* const* argv) {
 
   try {
     app.parse(argc, argv);
+    to.communicator = communicator_of(to.device, asked);
   } catch (CLI::CallForHelp const&) {
     fmt::print("{}", app.help());
     out.exit_status = 0;

@@ -15,10 +15,14 @@ namespace mlp {
 
 enum class accumulate { local, reduce };
 enum class optimizer { sgd, adam, adamw };
+enum class device { host, cuda };
+enum class communicator { threads, loopback, nccl };
 
 struct settings {
   std::vector<int> stages{0, 1, 2, 3};
   int ranks = 4;
+  mlp::device device = mlp::device::host;
+  mlp::communicator communicator = mlp::communicator::threads;
   std::size_t microbatches = 1;
   std::optional<mlp::accumulate>
       accumulate;  ///< not set: local in stages 0 and 1, reduce in 2 and 3

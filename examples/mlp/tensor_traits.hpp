@@ -6,30 +6,23 @@
 #include <zero/core/tensor_traits.hpp>
 #include <zero/device/host.hpp>
 
-#include <Eigen/Core>
-
 #include <cstddef>
 #include <span>
 
 /// @file
-/// All that `zero` is told about this example's types: where a tensor's elements are, how it is
-/// pointed at other storage, and that Eigen's bfloat16 is a bfloat16.
+/// All that `zero` is told about this example's tensors: where the elements are, on which device,
+/// and how a tensor is pointed at other storage.
 
-template <>
-struct zero::dtype_traits<Eigen::bfloat16> {
-  static constexpr dtype value = dtype::bfloat16;
-};
-
-template <class T>
-struct zero::tensor_traits<mlp::tensor<T>> {
+template <class T, class Device>
+struct zero::tensor_traits<mlp::tensor<T, Device>> {
   using value_type = T;
-  using device = zero::host;
-  static std::span<T> elements(mlp::tensor<T>& tensor) { return {tensor.data(), tensor.size()}; }
-  static void rebind(mlp::tensor<T>& tensor, std::span<T> storage) {
-    tensor.look_at(storage.data(), storage.size());
+  using device = Device;
+  using tensor = mlp::tensor<T, Device>;
+  static std::span<T> elements(tensor& of) { return {of.data(), of.size()}; }
+  static void rebind(tensor& of, std::span<T> storage) {
+    of.look_at(storage.data(), storage.size());
   }
-  static void allocate(mlp::tensor<T>& tensor, std::size_t n) { tensor.own(n); }
+  static void allocate(tensor& of, std::size_t n) { of.own(n); }
 };
 
-static_assert(zero::rebindable_tensor<mlp::tensor<float>>);
-static_assert(zero::rebindable_tensor<mlp::tensor<Eigen::bfloat16>>);
+static_assert(zero::rebindable_tensor<mlp::tensor<float, zero::host>>);

@@ -30,13 +30,18 @@ struct outcome {
   double loss = 0;  ///< mean of this rank's last micro-batch
 };
 
-/// Called by rank 0 after every step.
+/// Called by rank 0 after the step that completes another per cent of the steps.
 using step_observer = std::function<void(std::size_t step, std::size_t steps, double loss)>;
 
-/// Train on `settings.ranks` threads.
+/// Train on `settings.ranks` ranks, on the device and with the communicator that `settings` name.
 /// @return  every rank's outcome.
-/// @throws std::exception  the data can't be read, or whatever went wrong first on any rank.
+/// @throws std::exception  the device isn't there, the data can't be read, or whatever went wrong
+///                         first on any rank.
 [[nodiscard]] std::vector<outcome> train(settings const& settings, int stage,
                                          step_observer const& after_step);
+[[nodiscard]] std::vector<outcome> train_on_host(settings const& settings, int stage,
+                                                 step_observer const& after_step);
+[[nodiscard]] std::vector<outcome> train_on_cuda(settings const& settings, int stage,
+                                                 step_observer const& after_step);
 
 }  // namespace mlp

@@ -181,6 +181,22 @@ TEST_CASE("streams are ordered by events") {
   CHECK(same(b.read(), std::vector<float>(5000, 50.0F)));
 }
 
+TEST_CASE("an event that isn't ready is no error") {
+  zero::cuda_stream stream;
+  zero::cuda_event event;
+  memory<float> a{stream, std::vector<float>(1U << 20U)};
+  memory<float> b{stream, std::vector<float>(1U << 20U)};
+  bool waited = false;
+  while (!waited) {
+    for (int i = 0; i < 20; ++i) {
+      zero::cuda::copy(stream, *a, *b);
+    }
+    stream.record(event);
+    waited = !event.ready();
+    CHECK(cudaGetLastError() == cudaSuccess);
+  }
+}
+
 #if defined(ZERO_FAKE_CUDA)
 TEST_CASE("work goes to the device of its stream, whichever is current") {
   fake::set_device_count(2);

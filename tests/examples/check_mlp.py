@@ -168,6 +168,15 @@ def cuda():
                     "--device", "cuda") +
               train("--hidden", "3", "--ranks", "4", "--epochs", "1", "--batch", "3", "--stage", "3",
                     "--device", "cuda"), "stages where ranks have no sample")
+    flags = [*SMALL, "--device", "cuda", "--stage", "3", "--communicator"]
+    if "without" in run(*flags, "nccl", "--ranks", "1").stderr:
+        refuse(1, [*flags, "nccl"], "--communicator nccl", "expected a build with NCCL")
+    else:
+        one_gpu = "cudaErrorInvalidDevice" in run(*flags, "nccl", "--ranks", "2").stderr
+        for ranks in ["1"] if one_gpu else ["1", "2"]:
+            same_bits([train(*flags, one, "--ranks", ranks)[0] for one in ["loopback", "nccl"]],
+                      f"communicators of {ranks} rank(s)")
+        refuse(1, [*flags, "nccl", "--ranks", "64"], "cudaSetDevice", "cudaErrorInvalidDevice", "(rank ")
     refuse(2, ["--device", "cuda", "--communicator", "threads"], "--communicator", "expected loopback|nccl",
            "actual threads")
 

@@ -77,7 +77,7 @@ class nccl_calls {
   [[nodiscard]] std::optional<entry> oldest() {
     std::lock_guard const lock{mutex_};
     while (count_ != 0) {
-      cudaError_t const code = cudaEventQuery(slots_[first_].end.native());
+      cudaError_t const code = query(slots_[first_].end.native());
       if (code == cudaErrorNotReady) {
         return slots_[first_].what;
       }

@@ -51,6 +51,15 @@ class device_scope {
   return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
+/// Whether an event's work is done. What isn't leaves no error behind for the next check of one.
+[[nodiscard]] inline cudaError_t query(cudaEvent_t event) noexcept {
+  cudaError_t const code = cudaEventQuery(event);
+  if (code == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());
+  }
+  return code;
+}
+
 /// Lets this thread query an event while it, or another one, captures.
 class relaxed_capture {
  public:
@@ -96,7 +105,7 @@ class cuda_event {
       return false;
     }
     detail::relaxed_capture const relaxed;
-    return cudaEventQuery(event_) == cudaSuccess;
+    return detail::query(event_) == cudaSuccess;
   }
 
   /// Let the host wait for the work before it.

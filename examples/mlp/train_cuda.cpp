@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#include "products_cuda.hpp"
+#include "train_rank.hpp"
+
+#include <zero/cuda.hpp>
+#if defined(MLP_NCCL)
+#include <zero/comm/nccl.hpp>
+#endif
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+// Training on GPUs: products by cuBLAS, whose bfloat16 zero is told to be one.
+
+template <>
+struct zero::dtype_traits<__nv_bfloat16> {
+  static constexpr dtype value = dtype::bfloat16;
+};
+
+namespace mlp {
+namespace {
+
+void check_gpu() {
+  int count = 0;
+  cudaError_t const error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    throw std::runtime_error{std::string{"--device cuda: expected a GPU, actual none: "} +
+                             cudaGetErrorString(error != cudaSuccess ? error : cudaErrorNoDevice)};
+  }
+}
+
+}  // namespace
+
+std::vector<outcome> train_on_cuda(settings const& settings, int stage,
+                                   step_observer const& after_step) {
+  check_gpu();
+  std::vector<outcome> out(static_cast<std::size_t>(settings.ranks));
+  auto const on_rank = rank_function<__nv_bfloat16>(settings, stage, after_step, out);
+  switch (settings.communicator) {
+    case communicator::loopback: zero::run_loopback(settings.ranks, on_rank); break;
+    case communicator::nccl:
+#if defined(MLP_NCCL)
+      zero::run_nccl(settings.ranks, on_rank);
+      break;
+#else
+      throw std::runtime_error{
+          "--communicator nccl: expected a build with NCCL, actual one without"};
+#endif
+    case communicator::threads: break;  // on the host only
+  }
+  return out;
+}
+
+}  // namespace mlp

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+// The same for the CUDA compiler.
+#include "train_cuda.cpp"
