@@ -36,7 +36,7 @@ def main(nvcc, include, source):
                         "-o", ptx], check=True)
         text = ptx.read_text()
     found = {}
-    for entry, body in re.findall(r"\.entry (\w*update_elements\w*)\((.*?)\n}\n", text, re.DOTALL):
+    for entry, body in re.findall(r"\.entry (\w*update_elements\w*adamw\w*)\((.*?)\n}\n", text, re.DOTALL):
         found[types_of(entry)] = (len(re.findall(r"\bld" + WIDE, body)), len(re.findall(r"\bst" + WIDE, body)))
     failed = False
     for types, (loads, stores) in EXPECTED.items():

@@ -14,22 +14,25 @@
 /// `nccl_memory`: an arena that NCCL allocates, for `zero::options::memory`.
 
 namespace zero::inline v0 {
+namespace detail {
+
+inline void* nccl_allocate(std::size_t bytes, void* /*context*/) {
+  void* memory = nullptr;
+  if (ncclResult_t const code = ncclMemAlloc(&memory, bytes); code != ncclSuccess) {
+    throw error{nccl_text("ncclMemAlloc", code, nullptr, rank_of_thread)};
+  }
+  return memory;
+}
+
+inline void nccl_deallocate(void* memory, std::size_t /*bytes*/, void* /*context*/) {
+  static_cast<void>(ncclMemFree(memory));
+}
+
+}  // namespace detail
 
 /// Memory of `ncclMemAlloc`, which the model's communicator registers.
 [[nodiscard]] inline memory_resource nccl_memory() noexcept {
-  return {
-      .allocate =
-          [](std::size_t bytes, void* /*context*/) {
-            void* memory = nullptr;
-            if (ncclResult_t const code = ncclMemAlloc(&memory, bytes); code != ncclSuccess) {
-              throw error{detail::nccl_text("ncclMemAlloc", code, nullptr, detail::rank_of_thread)};
-            }
-            return memory;
-          },
-      .deallocate = [](void* memory, std::size_t /*bytes*/,
-                       void* /*context*/) { static_cast<void>(ncclMemFree(memory)); },
-      .context = nullptr,
-      .may_be_registered = true};
+  return {detail::nccl_allocate, detail::nccl_deallocate, nullptr, true};
 }
 
 }  // namespace zero::inline v0
