@@ -222,18 +222,38 @@ bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-/// The same on ranks that are threads of the host.
-template <class T, class Optimizer>
-std::vector<T> on_host(int ranks, setting const& how, Optimizer const& optimizer,
-                       run_settings const& run) {
-  std::vector<T> out;
-  run_ranks(ranks, [&](zero::thread_communicator& comm) {
-    auto values = train<T>(comm, how, optimizer, run);
-    if (comm.rank() == 0) {
-      out = std::move(values);
-    }
-  });
-  return out;
-}
+/// The same in stage 0 on ranks that are threads of the host, for each policy.
+template <class T>
+class host_values {
+ public:
+  template <class Optimizer>
+  host_values(int ranks, zero::options const& options, Optimizer const& optimizer,
+              run_settings const& run)
+      : local_{train_host(ranks, {"", zero::stage0{}, zero::local_accumulate{}, options}, optimizer,
+                          run)},
+        per_microbatch_{train_host(
+            ranks, {"", zero::stage0{}, zero::reduce_per_microbatch{}, options}, optimizer, run)} {}
+
+  [[nodiscard]] std::vector<T> const& of(setting const& how) const {
+    return how.policy.per_microbatch ? per_microbatch_ : local_;
+  }
+
+ private:
+  template <class Optimizer>
+  static std::vector<T> train_host(int ranks, setting const& how, Optimizer const& optimizer,
+                                   run_settings const& run) {
+    std::vector<T> out;
+    run_ranks(ranks, [&](zero::thread_communicator& comm) {
+      auto values = train<T>(comm, how, optimizer, run);
+      if (comm.rank() == 0) {
+        out = std::move(values);
+      }
+    });
+    return out;
+  }
+
+  std::vector<T> local_;
+  std::vector<T> per_microbatch_;
+};
 
 }  // namespace test

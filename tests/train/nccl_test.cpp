@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <comm/ranks.hpp>
+#include <fake/child.hpp>
 #include <fake/cuda.hpp>
 #include <fake/nccl.hpp>
 #include <support/device_engine.hpp>
@@ -39,10 +40,11 @@ template <class T, class Optimizer>
 void check(zero::nccl_mode mode, double tolerance, zero::options const& options,
            Optimizer const& optimizer, test::run_settings const& run) {
   fake::set_device_count(4);
+  fake::protect_device_memory(FAKE_HAS_TSAN == 0);  // for speed
   for (int const ranks : {1, 2, 3, 4}) {
+    test::host_values<T> const host{ranks, options, optimizer, run};
     for (test::setting const& how : test::every_setting(options)) {
-      std::vector<T> const expected =
-          test::on_host<T>(ranks, {"", zero::stage0{}, how.policy, options}, optimizer, run);
+      std::vector<T> const& expected = host.of(how);
       test::watchdog const limit;
       zero::run_nccl(ranks,
                      [&](zero::nccl& comm) {

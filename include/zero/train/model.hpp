@@ -716,7 +716,6 @@ class model {
 
   /// Copy a unit's values into storage that its tensors own.
   void give_back(std::size_t unit) {
-    stream copying{};
     layout::unit const& u = of().units()[unit];
     if (residency_) {
       if (unit == 0) {
@@ -728,10 +727,10 @@ class model {
       any_tensor const& tensor = bound_.declared(id).value;
       if (tensor && tensor.rebindable()) {
         tensor.allocate(of().parameters()[id].spec.size);
-        device::copy(copying, whole_value(id), tensor.elements());
+        device::copy(engine_, whole_value(id), tensor.elements());
       }
     }
-    copying.synchronize();
+    engine_.synchronize();
     if (residency_) {
       residency_->close(u.buckets.front(), unit);
     }
