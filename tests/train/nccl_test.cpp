@@ -61,9 +61,9 @@ void check(zero::nccl_mode mode, double tolerance, zero::options const& options,
 
 }  // namespace
 
-TEST_CASE("steps of adamw in ordered mode have the bits of the host, in every setting") {
+TEST_CASE("ten steps of adamw in ordered mode have the bits of the host, in every setting") {
   check<float>(zero::nccl_mode::ordered, 0, {.clip_norm = 5.0, .bucket_bytes = 0},
-               zero::adamw{.learning_rate = 0.01}, {.steps = 4});
+               zero::adamw{.learning_rate = 0.01}, {});
 }
 
 TEST_CASE("so have bfloat16 parameters with master weights") {
