@@ -26,27 +26,20 @@ inline constexpr std::size_t streaming_copy_bytes = std::size_t{1} << 20U;
 /// Copy by non-temporal stores; the ranges don't overlap.
 inline void streaming_copy(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
   constexpr std::size_t line = 64;
-  constexpr std::size_t page = 4096;
-  constexpr std::size_t block =
-      4 * page;  // four pages at once keep more of the memory busy than one
   std::size_t const head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
   std::memcpy(to, from, head);
   std::size_t first = head;
-  for (; first + block <= bytes; first += block) {
-    for (std::size_t row = first; row < first + page; row += line) {
-      for (std::size_t at = row; at < row + block; at += page) {
-        auto const* const source = reinterpret_cast<__m128i const*>(from + at);
-        auto* const target = reinterpret_cast<__m128i*>(to + at);
-        __m128i const a = _mm_loadu_si128(source);
-        __m128i const b = _mm_loadu_si128(source + 1);
-        __m128i const c = _mm_loadu_si128(source + 2);
-        __m128i const d = _mm_loadu_si128(source + 3);
-        _mm_stream_si128(target, a);
-        _mm_stream_si128(target + 1, b);
-        _mm_stream_si128(target + 2, c);
-        _mm_stream_si128(target + 3, d);
-      }
-    }
+  for (; first + line <= bytes; first += line) {
+    auto const* const source = reinterpret_cast<__m128i const*>(from + first);
+    auto* const target = reinterpret_cast<__m128i*>(to + first);
+    __m128i const a = _mm_loadu_si128(source);
+    __m128i const b = _mm_loadu_si128(source + 1);
+    __m128i const c = _mm_loadu_si128(source + 2);
+    __m128i const d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
   }
   std::memcpy(to + first, from + first, bytes - first);
   _mm_sfence();  // non-temporal stores are not ordered with the release that tells others of them
