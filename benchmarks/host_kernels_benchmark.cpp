@@ -12,7 +12,8 @@
 #include "paired.hpp"
 
 #include <zero/device/host.hpp>
-#include <zero/device/host_kernels.hpp>
+#include <zero/device/host_copy.hpp>
+#include <zero/device/ordered_sum.hpp>
 #include <zero/device/pack.hpp>
 
 #include <benchmark/benchmark.h>

@@ -30,7 +30,6 @@
 #include <zero/device/host.hpp>
 #include <zero/device/host_convert.hpp>
 #include <zero/device/host_copy.hpp>
-#include <zero/device/host_kernels.hpp>
 #include <zero/device/host_queue.hpp>
 #include <zero/device/host_stream.hpp>
 #include <zero/device/ledger.hpp>

@@ -6,6 +6,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/comm/nccl_setup.hpp>
 #include <zero/comm/nccl_transfer.hpp>
+#include <zero/comm/split_vote.hpp>
 #include <zero/comm/store.hpp>
 #include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
@@ -141,24 +142,13 @@ class nccl {
   [[nodiscard]] nccl split(int color, int key) {
     check([&] { checks().split(color); });
     auto const& control = me_->handle.shared_control();
-    struct vote {
-      int color;
-      int key;
-    } const mine{color, key};
-    std::vector<vote> votes(static_cast<std::size_t>(size()));
+    detail::split_vote const mine{color, key};
+    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
     std::uint64_t const sequence = check([&] {
       return control->exchange(detail::operation::split, std::as_bytes(std::span{&mine, 1}),
                                std::as_writable_bytes(std::span{votes}), me_->handle.deadline());
     });
-    auto const of = [&](int other) { return votes[static_cast<std::size_t>(other)]; };
-    std::vector<int> ranks;
-    for (int other = 0; other < size(); ++other) {
-      if (of(other).color == color) {
-        ranks.push_back(other);
-      }
-    }
-    std::stable_sort(ranks.begin(), ranks.end(),
-                     [&](int a, int b) { return of(a).key < of(b).key; });
+    std::vector<int> ranks = detail::ranks_of_color(votes, color);
     auto const here = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
     auto const part = detail::control_group::part(
         control, detail::text(control->name(), "/", sequence, ".", color), std::move(ranks),

@@ -3,6 +3,7 @@
 
 #include <zero/comm/collective_checks.hpp>
 #include <zero/comm/concept.hpp>
+#include <zero/comm/split_vote.hpp>
 #include <zero/comm/thread_family.hpp>
 #include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
@@ -181,11 +182,6 @@ class basic_thread_communicator {
   }
 
  private:
-  struct vote {
-    int color;
-    int key;
-  };
-
   /// A call as a stream's work.
   struct enqueued_call {
     detail::thread_group<Device>* group;
@@ -260,21 +256,13 @@ class basic_thread_communicator {
   }
 
   [[nodiscard]] basic_thread_communicator split_off(int color, int key) {
-    vote const mine{color, key};
-    std::vector<vote> votes(static_cast<std::size_t>(size()));
+    detail::split_vote const mine{color, key};
+    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
     detail::collective call = checks().exchange(std::as_bytes(std::span{&mine, 1}),
                                                 std::as_writable_bytes(std::span{votes}));
     call.op = detail::operation::split;
     std::uint64_t const sequence = run_control(call);
-    auto const key_of = [&](int rank) { return votes[static_cast<std::size_t>(rank)].key; };
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size(); ++rank) {
-      if (votes[static_cast<std::size_t>(rank)].color == color) {
-        ranks.push_back(rank);
-      }
-    }
-    std::stable_sort(ranks.begin(), ranks.end(),
-                     [&](int a, int b) { return key_of(a) < key_of(b); });
+    std::vector<int> const ranks = detail::ranks_of_color(votes, color);
     auto const here = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     detail::thread_group<Device>& part = family_->child(*group_, sequence, color, ranks);
     part.member(static_cast<int>(here)).deadline_ms = group_->member(rank_).deadline_ms.load();

@@ -20,7 +20,7 @@
 
 namespace zero::inline v0::detail {
 
-/// Begin a step with these hyperparameters, and what this rank tells its peers.
+/// The hyperparameters of a step.
 template <class Optimizer>
 struct write_optimizer {
   Optimizer* to;
@@ -30,6 +30,7 @@ struct write_optimizer {
   }
 };
 
+/// Forget the last step; what this rank tells its peers of this one.
 struct begin_step {
   step_state* state;
   norm_sum* sum;
@@ -188,9 +189,8 @@ struct count_updates {
   step_state const* state;
   Optimizer const* optimizer;
   step_messages messages;
-  std::byte* control;
-  std::uint64_t constants_of;
-  std::uint64_t constants_bytes;
+  std::byte* constants;           // per parameter
+  std::uint64_t constants_bytes;  // of one
   std::int64_t* steps;
   std::uint8_t* had;
   std::uint8_t const* types;
@@ -206,7 +206,7 @@ struct count_updates {
         continue;
       }
       ++steps[id];
-      std::byte* const to = control + constants_of + id * constants_bytes;
+      std::byte* const to = constants + id * constants_bytes;
       if (types[id] == static_cast<std::uint8_t>(dtype::float64)) {
         write<double>(to, steps[id]);
       } else {

@@ -97,11 +97,12 @@ class update {
     recorded_ = false;
     once(mark_updating{state(), 1});
     publish();
-    device::launch(*stream_, parameters().size(),
-                   count_updates<map, Optimizer>{
-                       state(), at<Optimizer>(map_.optimizer), messages, control_,
-                       map_.constants_of, map_.constants_bytes, at<std::int64_t>(map_.steps),
-                       at<std::uint8_t>(map_.had), at<std::uint8_t>(map_.types)});
+    device::launch(
+        *stream_, parameters().size(),
+        count_updates<map, Optimizer>{state(), at<Optimizer>(map_.optimizer), messages,
+                                      at<std::byte>(map_.constants_of), map_.constants_bytes,
+                                      at<std::int64_t>(map_.steps), at<std::uint8_t>(map_.had),
+                                      at<std::uint8_t>(map_.types)});
     for (std::size_t b = 0; b < ready_.size(); ++b) {
       if (bound_->of().buckets()[b].trainable) {
         update_bucket(b);
