@@ -54,8 +54,11 @@
 #include <zero/train/agreement.hpp>
 #include <zero/train/binding.hpp>
 #include <zero/train/control.hpp>
+#include <zero/train/gradient_places.hpp>
 #include <zero/train/gradient_reducer.hpp>
 #include <zero/train/lease.hpp>
+#include <zero/train/leased_values.hpp>
+#include <zero/train/loop_state.hpp>
 #include <zero/train/memory_map.hpp>
 #include <zero/train/model.hpp>
 #include <zero/train/model_spec.hpp>

@@ -113,6 +113,38 @@ class layout {
     return none;
   }
 
+  /// Call `visit(id)` for each parameter that unit `u` uses: its own, then the tied ones.
+  template <class Visit>
+  void for_each_used(std::size_t u, Visit visit) const {
+    for (auto const* list : {&units_[u].parameters, &units_[u].tied}) {
+      for (std::size_t const id : *list) {
+        visit(id);
+      }
+    }
+  }
+
+  /// The same for those that aren't frozen.
+  template <class Visit>
+  void for_each_trainable(std::size_t u, Visit visit) const {
+    for_each_used(u, [&](std::size_t id) {
+      if (parameters_[id].spec.trainable) {
+        visit(id);
+      }
+    });
+  }
+
+  /// Call `visit(id)` for each parameter whose gradient is reduced with bucket `b`.
+  template <class Visit>
+  void for_each_gradient(std::size_t b, Visit visit) const {
+    for (std::size_t const s : buckets_[b].segments) {
+      if (segments_[s].trainable) {
+        for (std::size_t const id : segments_[s].parameters) {
+          visit(id);
+        }
+      }
+    }
+  }
+
   /// Call `visit(id, first, offset, count)` for each parameter that overlaps [begin, end) of a
   /// segment, in order: elements [first, first + count) of parameter id lie at `offset` of the
   /// segment.
