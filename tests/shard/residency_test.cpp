@@ -413,6 +413,40 @@ TEST_CASE("parameters kept after forward are gathered once, and released as back
   });
 }
 
+TEST_CASE("a last bucket that stays after forward is gathered once, in no more slots") {
+  on_ranks(2, {5, 4, 7}, {.slots = 2, .prefetch = 1, .keep_last = true}, [](bench& b) {
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      b.run(pass::forward, {0, 1, 2});
+      CHECK(b.resident.counts().occupied == 1);
+      b.run(pass::backward, {2, 1, 0});
+      CHECK(b.taken() == lines{"gather 0", "gather 1", "compute 0", "gather 2", "compute 1",
+                               "compute 2", "gather 1", "compute 2", "gather 0", "compute 1",
+                               "compute 0"});
+      CHECK(b.comm.sent()[traffic::parameters] == step * (b.bytes({0, 1, 2}) + b.bytes({0, 1})));
+    }
+    CHECK(b.comm.sent()[traffic::mispredicted] == 0);
+    CHECK(b.resident.counts().occupied == 0);
+    CHECK(b.resident.counts().high_water == 2);
+
+    b.run(pass::evaluation, {0, 1, 2});  // nothing comes after it
+    CHECK(b.resident.counts().occupied == 0);
+  });
+}
+
+TEST_CASE("a bucket that was predicted to be the last makes room when it isn't") {
+  on_ranks(2, {5, 4, 7}, {.slots = 1, .keep_last = true}, [](bench& b) {
+    b.run(pass::forward, {2, 0, 1});  // the first order is that of the units: 2 stays, and goes
+    CHECK(b.resident.counts().occupied == 0);
+    b.run(pass::backward, {1, 0, 2});
+    CHECK(b.comm.sent()[traffic::parameters] == 2 * b.bytes({0, 1, 2}));
+    b.run(pass::forward, {2, 0, 1});
+    CHECK(b.resident.counts().occupied == 1);
+    b.run(pass::backward, {1, 0, 2});
+    CHECK(b.comm.sent()[traffic::parameters] == 4 * b.bytes({0, 1, 2}) - b.bytes({1}));
+    CHECK(b.comm.sent()[traffic::mispredicted] == 0);
+  });
+}
+
 TEST_CASE("a kept bucket that backward leaves out was no misprediction") {
   on_ranks(2, {5, 4, 7}, {.slots = 3, .keep_after_forward = true}, [](bench& b) {
     b.run(pass::forward, {0, 1, 2});

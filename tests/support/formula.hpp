@@ -54,6 +54,7 @@ struct settings {
   bool all_reduce = false;  ///< stage 1
   std::size_t prefetch = 0;
   bool keep_after_forward = false;
+  bool keep_last = false;
   std::size_t max_live_units = 1;
   bool reduces_per_microbatch = false;
   std::size_t open_buckets = 2;
@@ -200,8 +201,8 @@ class expectation {
               run_.stage == 1 || run_.stage == 2 ? elements * width(s.value) : 0;  // p
         }
         if (run_.stage == 3) {
-          out.parameters +=
-              microbatches * (run_.keep_after_forward ? 1 : 2) * elements * width(s.value);
+          bool const stays = run_.keep_after_forward || (run_.keep_last && &b == &buckets_.back());
+          out.parameters += microbatches * (stays ? 1 : 2) * elements * width(s.value);
         }
       }
     }

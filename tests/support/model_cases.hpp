@@ -258,6 +258,9 @@ inline std::vector<run_case> run_cases() {
       {zero::stage2{}, {}, {.stage = 2}},
       {zero::stage3{.prefetch = 0}, {}, {.stage = 3}},
       {zero::stage3{.prefetch = 1}, {}, {.stage = 3, .prefetch = 1}},
+      {zero::stage3{.prefetch = 1, .keep_last = true},
+       {},
+       {.stage = 3, .prefetch = 1, .keep_last = true}},
       {zero::stage3{.prefetch = 3, .max_live_units = 2},
        {},
        {.stage = 3, .prefetch = 3, .max_live_units = 2}},
@@ -331,6 +334,7 @@ inline std::string title(model_case const& of, run_case const& run,
   return of.name + ", stage " + number(run.formula.stage) +
          (run.formula.all_reduce ? " all-reduce" : "") + " prefetch " +
          number(run.formula.prefetch) + (run.formula.keep_after_forward ? " kept" : "") +
+         (run.formula.keep_last ? " last kept" : "") +
          (run.policy.per_microbatch ? ", reduce " + number(run.policy.open_buckets) : ", local") +
          ", bucket_bytes " + number(settings.bucket_bytes) + ", alignment " +
          number(settings.alignment) + ", rank " + number(rank) + " of " + number(settings.ranks);

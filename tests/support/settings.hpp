@@ -34,7 +34,8 @@ using named_stage = std::pair<std::string, zero::stage>;
           {"stage 2", zero::stage2{}},
           {"stage 3, no prefetch", zero::stage3{.prefetch = 0}},
           {"stage 3, prefetch 2", zero::stage3{.prefetch = 2}},
-          {"stage 3, kept after forward", zero::stage3{.keep_after_forward = true}}};
+          {"stage 3, kept after forward", zero::stage3{.keep_after_forward = true}},
+          {"stage 3, last kept", zero::stage3{.prefetch = 0, .keep_last = true}}};
 }
 
 /// Every stage, policy, and setting of overlap; the other options as in `options`.

@@ -373,7 +373,7 @@ TEST_CASE("what recomputation gathers is metered by that name") {
     for (zero::stage const at :
          {zero::stage(zero::stage0{}), zero::stage(zero::stage1{}), zero::stage(zero::stage2{}),
           zero::stage(zero::stage3{.prefetch = 0}), zero::stage(zero::stage3{.prefetch = 1}),
-          zero::stage(zero::stage3{.prefetch = 4}),
+          zero::stage(zero::stage3{.prefetch = 4}), zero::stage(zero::stage3{.keep_last = true}),
           zero::stage(zero::stage3{.keep_after_forward = true})}) {
       for (way const how : {way::none, way::apart, way::around}) {
         zero::run_threads(
@@ -407,8 +407,9 @@ TEST_CASE("what recomputation gathers is metered by that name") {
                 zero::traffic_bytes const sent = between(before, sharded.sent());
                 // Around a backward lease, the gather serves both, and is the pass's own. Apart
                 // from it each unit is gathered once more, or with prefetch the last one, as the
-                // others are there.
-                bool const gathers = at.shards_parameters() && !at.keep_after_forward;
+                // others are there; or none, where the last one stays.
+                bool const gathers =
+                    at.shards_parameters() && !at.keep_after_forward && !at.keep_last;
                 std::uint64_t const again = at.prefetch == 0 ? pass_bytes : unit_bytes[4];
                 CHECK(sent[traffic::recomputation] == (how == way::apart && gathers ? again : 0));
                 CHECK(payload(sent) - sent[traffic::recomputation] ==

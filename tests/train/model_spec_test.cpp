@@ -273,6 +273,7 @@ TEST_CASE("whatever ranks must agree on is in the text that they compare") {
   differs(model(), {.stage = zero::stage3{}, .options = {.overlap = false}});
   differs(model(), {.stage = zero::stage3{.prefetch = 2}});
   differs(model(), {.stage = zero::stage3{.keep_after_forward = true}});
+  differs(model(), {.stage = zero::stage3{.keep_last = true}});
   differs(model(), {.stage = zero::stage3{.max_live_units = 2}});
   differs(model(), {.policy = zero::reduce_per_microbatch{}});
   differs(model(), {.policy = zero::reduce_per_microbatch{.open_buckets = 3}});

@@ -46,11 +46,17 @@ TEST_CASE(
   zero::stage const usual = zero::stage3{};
   CHECK(usual.prefetch == 1);
   CHECK_FALSE(usual.keep_after_forward);
+  CHECK_FALSE(usual.keep_last);
   CHECK(usual.max_live_units == 1);
 
   zero::stage const chosen =
       zero::stage3{.prefetch = 4, .keep_after_forward = true, .max_live_units = 3};
   CHECK(chosen.prefetch == 4);
   CHECK(chosen.keep_after_forward);
+  CHECK_FALSE(chosen.keep_last);
   CHECK(chosen.max_live_units == 3);
+
+  zero::stage const last = zero::stage3{.keep_last = true};
+  CHECK(last.keep_last);
+  CHECK_FALSE(last.keep_after_forward);
 }

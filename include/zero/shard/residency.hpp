@@ -29,6 +29,7 @@ struct residency_options {
   std::size_t slots = 1;            ///< buckets that can be whole at once
   std::size_t prefetch = 0;         ///< buckets gathered ahead of their use
   bool keep_after_forward = false;  ///< forward releases nothing; slots must equal buckets
+  bool keep_last = false;           ///< forward releases all but its last bucket
 };
 
 /// Where the elements are: the residency owns no memory.
@@ -89,7 +90,7 @@ class residency {
     }
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       state& s = buckets_[b];
-      if (s.slot != layout::none && s.live == 0 && !keeps()) {
+      if (s.slot != layout::none && s.live == 0 && !keeps(b)) {
         if (s.gathered && !s.opened) {  // ahead of a use that never came
           comm_->move(s.gathered_as, traffic::mispredicted, gather_bytes(b));
         }
@@ -155,7 +156,7 @@ class residency {
   void close_recomputation(std::size_t b) noexcept {
     state& s = buckets_[b];
     --s.live;
-    if (s.live == 0 && (s.recomputing || is_used_up(s))) {
+    if (s.live == 0 && (s.recomputing || is_used_up(b))) {
       drop(b);
     }
   }
@@ -167,7 +168,7 @@ class residency {
     auto const user = std::find(users.begin(), users.end(), u);
     s.used[static_cast<std::size_t>(user - users.begin())] = true;
     --s.live;
-    if (s.live == 0 && is_used_up(s)) {
+    if (s.live == 0 && is_used_up(b)) {
       drop(b);
     }
   }
@@ -198,13 +199,16 @@ class residency {
     event ready;
   };
 
-  [[nodiscard]] bool keeps() const noexcept {
-    return options_.keep_after_forward && pass_ == pass::forward;
+  /// Backward wants it as it is.
+  [[nodiscard]] bool keeps(std::size_t b) const noexcept {
+    return pass_ == pass::forward &&
+           (options_.keep_after_forward || (options_.keep_last && b == predicted_.back()));
   }
 
-  /// Each of its users has used it in this pass.
-  [[nodiscard]] bool is_used_up(state const& s) const noexcept {
-    return !keeps() && std::find(s.used.begin(), s.used.end(), false) == s.used.end();
+  /// Each of its users has used it in this pass, and it isn't kept for the next one.
+  [[nodiscard]] bool is_used_up(std::size_t b) const noexcept {
+    std::vector<bool> const& used = buckets_[b].used;
+    return !keeps(b) && std::find(used.begin(), used.end(), false) == used.end();
   }
 
   [[nodiscard]] traffic label() const noexcept {

@@ -44,7 +44,8 @@ class leased_values {
     }
     residency_options const chosen{.slots = memory.slots.size(),
                                    .prefetch = bound.at().prefetch,
-                                   .keep_after_forward = bound.at().keep_after_forward};
+                                   .keep_after_forward = bound.at().keep_after_forward,
+                                   .keep_last = bound.at().keep_last};
     residency_.emplace(bound.of(), comm, communication, engine, chosen, std::move(memory));
   }
 

@@ -194,8 +194,8 @@ class model_spec {
                                  options const& chosen) const {
     std::string out = detail::text(
         "stage ", at.number(), " gradients ", static_cast<int>(at.gradients), " prefetch ",
-        at.prefetch, " keep_after_forward ", static_cast<int>(at.keep_after_forward),
-        " max_live_units ", at.max_live_units, " overlap ",
+        at.prefetch, " keep_after_forward ", static_cast<int>(at.keep_after_forward), " keep_last ",
+        static_cast<int>(at.keep_last), " max_live_units ", at.max_live_units, " overlap ",
         static_cast<int>(at.shards_parameters() && chosen.overlap), "\npolicy per_microbatch ",
         static_cast<int>(policy.per_microbatch), " open_buckets ", policy.open_buckets,
         "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",

@@ -20,16 +20,15 @@ struct plan {
       0;  ///< while binding: beside `bytes`, what tensors hold until taken over
   std::uint64_t reduction_bytes = 0;  ///< sent by one reduction of all gradients
   std::uint64_t update_bytes =
-      0;                         ///< sent by the all-gather that follows an update (stages 1 and 2)
-  std::uint64_t pass_bytes = 0;  ///< sent by gathering every bucket once (stage 3)
-  std::size_t passes = 0;        ///< gathers of every bucket in a micro-batch
+      0;  ///< sent by the all-gather that follows an update (stages 1 and 2)
+  std::uint64_t gather_bytes = 0;  ///< sent by the gathers of a micro-batch (stage 3)
   bool reduces_per_microbatch = false;
   std::string notes;  ///< what stage and policy cost together, in words
 
   /// Payload bytes that leave this rank in a step of `microbatches`, units leased in order.
   [[nodiscard]] std::uint64_t sent_bytes_per_step(std::size_t microbatches = 1) const noexcept {
     std::uint64_t const reductions = reduces_per_microbatch ? microbatches : 1;
-    return reductions * reduction_bytes + update_bytes + microbatches * passes * pass_bytes;
+    return reductions * reduction_bytes + update_bytes + microbatches * gather_bytes;
   }
 
   /// One line per category, then padding, peak and notes.
@@ -82,9 +81,12 @@ namespace detail {
         out.update_bytes += sent * size_bytes(segment.value);
       }
     }
-    out.pass_bytes += at.shards_parameters() ? sent * size_bytes(segment.value) : 0;
+    if (at.shards_parameters()) {
+      bool const stays =
+          at.keep_after_forward || (at.keep_last && segment.bucket + 1 == of.buckets().size());
+      out.gather_bytes += (stays ? 1 : 2) * sent * size_bytes(segment.value);
+    }
   }
-  out.passes = !at.shards_parameters() ? 0 : at.keep_after_forward ? 1 : 2;
   return out;
 }
 

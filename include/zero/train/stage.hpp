@@ -24,6 +24,7 @@ struct stage {
   gradient_collective gradients = gradient_collective::reduce_scatter;
   std::size_t prefetch = 0;         ///< buckets gathered ahead
   bool keep_after_forward = false;  ///< parameters stay whole from forward to backward
+  bool keep_last = false;           ///< the last bucket does, which backward needs first
   std::size_t max_live_units = 1;   ///< units leased at once
 
   /// 0 to 3.
@@ -76,6 +77,7 @@ struct stage2 {
 struct stage3 {
   std::size_t prefetch = 1;
   bool keep_after_forward = false;
+  bool keep_last = false;
   std::size_t max_live_units = 1;
 
   static constexpr placements placed{placement::sharded, placement::sharded, placement::sharded};
@@ -83,6 +85,7 @@ struct stage3 {
     return {.placed = placed,
             .prefetch = prefetch,
             .keep_after_forward = keep_after_forward,
+            .keep_last = keep_last,
             .max_live_units = max_live_units};
   }
 };
