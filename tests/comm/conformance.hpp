@@ -9,7 +9,8 @@
 #include <zero/device/host_stream.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <algorithm>
 #include <array>
@@ -497,9 +498,9 @@ TEST_CASE_TEMPLATE_DEFINE("a communicator", World, communicator_conformance) {
           auto part = comm.split(0, comm.rank());
           std::string const text = expected + " (rank " + std::to_string(culprit) + ")";
           if (rank == culprit) {
-            CHECK(test::usage_error_of([&] { call(part); }) == text);
+            CHECK(test::message_of([&] { call(part); }) == text);
           }
-          test::failure const later = test::failure_of([&] { part.barrier(stream); });
+          test::thrown const later = test::failure_of([&] { part.barrier(stream); });
           CHECK(later.message == "aborted by rank " + std::to_string(culprit) + ": " + text);
           CHECK(later.origin == static_cast<int>(culprit));
           culprit = (culprit + 1) % size;
@@ -568,14 +569,14 @@ TEST_CASE_TEMPLATE_DEFINE("a communicator", World, communicator_conformance) {
       }
       std::byte mine{};
       std::vector<std::byte> all(ranks_of(comm));
-      test::failure const here = test::failure_of([&] {
+      test::thrown const here = test::failure_of([&] {
         for (;;) {
           part.exchange({&mine, 1}, all);
         }
       });
       CHECK(here.message == "aborted by rank 0: disk full");
       CHECK(here.origin == 0);
-      test::failure const there = test::failure_of([&] {
+      test::thrown const there = test::failure_of([&] {
         for (;;) {
           below.exchange({&mine, 1}, all);
         }

@@ -3,7 +3,8 @@
 #include <zero/core/error.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <array>
 #include <chrono>
@@ -30,7 +31,7 @@ zero::launch launched(variables const& all) {
 }
 
 std::string refusal(variables const& all) {
-  return test::usage_error_of([&] { static_cast<void>(launched(all)); });
+  return test::message_of([&] { static_cast<void>(launched(all)); });
 }
 
 variables const torchrun{
@@ -221,10 +222,9 @@ TEST_CASE("a file that is none of ours, or cut short, is refused") {
 
 TEST_CASE("a file needs a job's name, a place, and a rank 0 that comes in time") {
   temporary const file;
-  CHECK(test::usage_error_of([&] {
-          static_cast<void>(zero::open_store(by_file(file, 1, 2, "")));
-        }) == "store file " + file.path +
-                  ": expected the name of the job, on one line, actual \"\" (rank 1)");
+  CHECK(test::message_of([&] { static_cast<void>(zero::open_store(by_file(file, 1, 2, ""))); }) ==
+        "store file " + file.path +
+            ": expected the name of the job, on one line, actual \"\" (rank 1)");
   zero::store_options const quick{.job = {}, .deadline = 50ms};
   CHECK(test::failure_of([&] {
           static_cast<void>(zero::open_store(by_file(file, 1, 2), quick));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <zero/comm/metered.hpp>
+#include <zero/comm/run_threads.hpp>
 #include <zero/comm/threads.hpp>
 
 #include <comm/conformance.hpp>
-#include <comm/ranks.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <array>
 #include <atomic>
@@ -77,10 +79,9 @@ TEST_CASE("bytes are counted by what they are for") {
     comm.move(traffic::parameters, traffic::mispredicted, 20);
     CHECK(comm.sent()[traffic::parameters] == 40);
     CHECK(comm.sent()[traffic::mispredicted] == 20);
-    CHECK(test::usage_error_of([&] {
-            comm.move(traffic::mispredicted, traffic::parameters, 21);
-          }) == "metered: expected at least 21 bytes of mispredicted, actual 20 (rank " +
-                    std::to_string(comm.rank()) + ")");
+    CHECK(test::message_of([&] { comm.move(traffic::mispredicted, traffic::parameters, 21); }) ==
+          "metered: expected at least 21 bytes of mispredicted, actual 20 (rank " +
+              std::to_string(comm.rank()) + ")");
 
     auto part = comm.split(comm.rank() / 2, 0);
     CHECK(part.sent() == zero::traffic_bytes{});

@@ -6,9 +6,10 @@
 #include <zero/device/cuda.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/cuda.hpp>
 #include <fake/nccl.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -30,8 +31,8 @@
 namespace {
 
 using namespace std::chrono_literals;
-using test::failure;
 using test::failure_of;
+using test::thrown;
 using zero::combine;
 using zero::nccl;
 using zero::nccl_mode;
@@ -250,9 +251,9 @@ void run(int ranks, Function const& function, nccl_options const& options = {}) 
 
 /// What each rank's `function(comm)` throws as a communication error.
 template <class Function>
-std::vector<failure> failures_of(int ranks, Function const& function,
-                                 nccl_options const& options = {}) {
-  std::vector<failure> out(static_cast<std::size_t>(ranks));
+std::vector<thrown> failures_of(int ranks, Function const& function,
+                                nccl_options const& options = {}) {
+  std::vector<thrown> out(static_cast<std::size_t>(ranks));
   run(
       ranks,
       [&](nccl& comm) {
@@ -415,10 +416,10 @@ TEST_CASE("an abort reaches all ranks, and the groups split from this one") {
         }
       });
     };
-    failure const here = forever(part);
+    thrown const here = forever(part);
     CHECK(here.message == "aborted by rank 0: disk full");
     CHECK(here.origin == 0);
-    failure const there = forever(below);
+    thrown const there = forever(below);
     CHECK(there.message == "the parent communicator failed: aborted by rank 0: disk full");
     CHECK(there.origin == 2);
     comm.exchange({&mine, 1}, all);  // the group that it was split from goes on
@@ -435,11 +436,11 @@ TEST_CASE("a wrong argument is refused before any communication, and ends the gr
     auto const refuses = [&](std::string const& text, auto const& call) {
       nccl part = comm.split(0, comm.rank());
       if (comm.rank() == 1) {
-        CHECK(test::usage_error_of([&] { call(part); }) == text);
+        CHECK(test::message_of([&] { call(part); }) == text);
       }
       std::byte const one{};
       std::vector<std::byte> all(3);
-      failure const later = failure_of([&] {
+      thrown const later = failure_of([&] {
         for (;;) {
           part.exchange({&one, 1}, all);
         }
@@ -496,7 +497,7 @@ TEST_CASE("calls that differ end with the difference, on every rank, in both mod
                                           finish(comm, mine);
                                         },
                                         {.mode = mode});
-      for (failure const& here : failures) {
+      for (thrown const& here : failures) {
         // The fake of NCCL may notice first.
         bool const said = here.message == wrong.message || here.says(" met nccl");
         CHECK_MESSAGE(said, here.message);
@@ -514,7 +515,7 @@ TEST_CASE("exchanges that differ end with the difference, counted from the user'
     std::vector<std::byte> all(3 * bytes);
     comm.exchange(mine, all);
   });
-  for (failure const& here : failures) {
+  for (thrown const& here : failures) {
     CHECK(here.message == "exchange #1: expected 8 bytes as on rank 0, actual 4 bytes (rank 2)");
     CHECK(here.origin == 2);
   }
@@ -532,7 +533,7 @@ TEST_CASE("a rank that throws ends the others, whose work waits for it") {
         mine.stream.synchronize();
         throw std::runtime_error{"no batch"};
       }
-      failure const here = failure_of([&] {
+      thrown const here = failure_of([&] {
         comm.barrier(mine.stream);
         mine.all_reduce(comm);
         finish(comm, mine);
@@ -578,7 +579,7 @@ TEST_CASE("a rank that left, or comes too late, is named") {
     mine.all_reduce(comm);
     finish(comm, mine);
   });
-  for (failure const& here : failures) {
+  for (thrown const& here : failures) {
     CHECK(
         here.says("all_reduce #2: expected 3 ranks within 200 ms of the first, actual 2, "
                   "missing rank 2 (rank "));
@@ -602,7 +603,7 @@ TEST_CASE("a call that all ranks make, but whose stream doesn't come to it, miss
     mine.all_gather(comm);
     finish(comm, mine);
   });
-  for (failure const& here : failures) {
+  for (thrown const& here : failures) {
     CHECK(here.says("all_gather #2: expected its end within 200 ms, actual none (rank "));
   }
 }
@@ -622,7 +623,7 @@ TEST_CASE("without comparisons, calls that differ end with NCCL's error, or at t
                     finish(comm, mine);
                   },
                   {.compare_calls = false});
-  for (failure const& here : failures) {
+  for (thrown const& here : failures) {
     CHECK(here.says(" #1: expected its end within 500 ms, actual none (rank "));
   }
 }
@@ -640,7 +641,7 @@ TEST_CASE("an asynchronous error of one rank reaches all") {
     }
     finish(comm, mine);
   });
-  for (failure const& here : failures) {
+  for (thrown const& here : failures) {
     CHECK(here.message ==
           "ncclCommGetAsyncError: expected success, actual remote process exited or there was a "
           "network error: told to fail (rank 1)");
@@ -652,20 +653,14 @@ TEST_CASE("an asynchronous error of one rank reaches all") {
 TEST_CASE("two ranks on one GPU are refused on every rank") {
   fakes const fresh{1};
   std::atomic<int> called{0};
-  failure const here = failure_of([&] { zero::run_nccl(2, [&](nccl&) { ++called; }, {}, {0, 0}); });
+  thrown const here = failure_of([&] { zero::run_nccl(2, [&](nccl&) { ++called; }, {}, {0, 0}); });
   CHECK(here.says("Duplicate GPU detected"));
   CHECK(called == 0);
 }
 
 TEST_CASE("a device that isn't there is one rank's error, and no rank waits for it") {
   fakes const fresh{2};
-  std::string message;
-  try {
-    run(3, [](nccl&) {});
-  } catch (zero::error const& caught) {
-    message = caught.what();
-  }
-  CHECK(message ==
+  CHECK(test::message_of<zero::error>([] { run(3, [](nccl&) {}); }) ==
         "cudaSetDevice: expected success, actual cudaErrorInvalidDevice: invalid device ordinal "
         "(rank 2)");
 }
@@ -678,7 +673,7 @@ TEST_CASE("an id of another world ends at the deadline or with NCCL's error") {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   CHECK(ncclCommInitRankConfig(&stranger, 3, id, 2, &config) == ncclInProgress);
-  failure const here = failure_of([&] { run(2, [](nccl&) {}, {.deadline = 5s, .id = id}); });
+  thrown const here = failure_of([&] { run(2, [](nccl&) {}, {.deadline = 5s, .id = id}); });
   CHECK(here.says("ncclCommInitRankConfig: expected success, actual invalid usage"));
   CHECK(here.says("mismatch in rank count from procs 3 : 2"));
   CHECK(ncclCommAbort(stranger) == ncclSuccess);
@@ -686,7 +681,7 @@ TEST_CASE("an id of another world ends at the deadline or with NCCL's error") {
 
 TEST_CASE("options that are wrong, or differ, are refused on every rank") {
   fakes const fresh;
-  CHECK(test::usage_error_of([&] { run(2, [](nccl&) {}, {.scratch_bytes = 100}); })
+  CHECK(test::message_of([&] { run(2, [](nccl&) {}, {.scratch_bytes = 100}); })
             .find("nccl: expected scratch_bytes of at least 1048576, a multiple of 256, actual "
                   "100 (rank ") == 0);
   auto const clients = zero::detail::memory_store::create(2);
@@ -695,7 +690,7 @@ TEST_CASE("options that are wrong, or differ, are refused on every rank") {
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       static_cast<void>(cudaSetDevice(rank));
-      errors[static_cast<std::size_t>(rank)] = test::usage_error_of([&] {
+      errors[static_cast<std::size_t>(rank)] = test::message_of([&] {
         nccl const comm{clients[static_cast<std::size_t>(rank)], nccl_options{.mode = modes[rank]}};
       });
     });
@@ -764,7 +759,7 @@ TEST_CASE("calls in a second stream are refused while the first is busy") {
     zero::cuda_stream second;
     fake::delay(first.native(), 300ms);
     comm.barrier(first);
-    CHECK(test::usage_error_of([&] { comm.barrier(second); }) ==
+    CHECK(test::message_of([&] { comm.barrier(second); }) ==
           "barrier: expected the stream of this rank's unfinished calls, actual another, which "
           "needs a communicator of its own (split) (rank 0)");
   });
@@ -773,7 +768,7 @@ TEST_CASE("calls in a second stream are refused while the first is busy") {
 TEST_CASE("ranks of several processes' stores make a communicator, and a lost one ends it") {
   fakes const fresh;
   std::atomic<int> port{0};
-  std::vector<failure> failures(2);
+  std::vector<thrown> failures(2);
   auto const rank = [&](int me) {
     static_cast<void>(cudaSetDevice(me));
     while (me != 0 && port == 0) {

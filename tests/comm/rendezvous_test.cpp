@@ -2,7 +2,7 @@
 #include <zero/comm/rendezvous.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
+#include <support/watchdog.hpp>
 
 #include <atomic>
 #include <chrono>

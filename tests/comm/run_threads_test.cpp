@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <comm/ranks.hpp>
+#include <support/thrown.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -45,10 +46,10 @@ TEST_CASE("every rank runs once, in a thread of its own") {
 TEST_CASE("no ranks, or no time, is refused") {
   auto const nothing = [](thread_communicator&) { CHECK(false); };
   for (int const ranks : {0, -1}) {
-    CHECK(test::usage_error_of([&] { zero::run_threads(ranks, nothing); }) ==
+    CHECK(test::message_of([&] { zero::run_threads(ranks, nothing); }) ==
           "thread_communicator: expected at least 1 rank, actual " + std::to_string(ranks));
   }
-  CHECK(test::usage_error_of([&] { zero::run_threads(2, nothing, {.deadline = 0ms}); }) ==
+  CHECK(test::message_of([&] { zero::run_threads(2, nothing, {.deadline = 0ms}); }) ==
         "set_deadline: expected at least 1 ms, actual 0 ms (rank 0)");
 }
 
@@ -78,7 +79,7 @@ TEST_CASE("the error of the rank that failed comes out, not those of its peers")
 }
 
 TEST_CASE("peers learn why a rank failed") {
-  std::vector<test::failure> failures(3);
+  std::vector<test::thrown> failures(3);
   CHECK_THROWS_WITH(run_ranks(3,
                               [&](thread_communicator& comm) {
                                 if (comm.rank() == 1) {

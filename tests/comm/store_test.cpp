@@ -3,7 +3,8 @@
 #include <zero/core/error.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <array>
 #include <atomic>
@@ -20,8 +21,8 @@
 namespace {
 
 using namespace std::chrono_literals;
-using test::failure;
 using test::failure_of;
+using test::thrown;
 using zero::store;
 using zero::store_address;
 using zero::store_options;
@@ -34,10 +35,10 @@ store_options quick(std::string job = "test") {
 
 /// Call `function(store&)` on each rank, in a thread of its own, over a server on a free port.
 template <class Function>
-std::vector<failure> run_stores(int ranks, Function const& function,
-                                store_options const& options = quick()) {
+std::vector<thrown> run_stores(int ranks, Function const& function,
+                               store_options const& options = quick()) {
   test::watchdog const limit;
-  std::vector<failure> out(static_cast<std::size_t>(ranks));
+  std::vector<thrown> out(static_cast<std::size_t>(ranks));
   std::promise<int> port;
   std::shared_future<int> const served = port.get_future().share();
   std::vector<std::thread> threads;
@@ -82,8 +83,8 @@ TEST_CASE("ranks exchange bytes in rank order, often, and none and many") {
       CHECK(all.back() == static_cast<std::byte>(mine.size() - 1));
       CHECK(all.front() == std::byte{0});
     });
-    for (failure const& each : failures) {
-      CHECK(each.message == "no error");
+    for (thrown const& each : failures) {
+      CHECK(each.kind == test::kind::nothing);
     }
   }
 }
@@ -96,7 +97,7 @@ TEST_CASE("ranks that exchange different sizes all learn which") {
     std::vector<std::byte> all(3 * bytes);
     mine.exchange(some, all);
   });
-  for (failure const& each : failures) {
+  for (thrown const& each : failures) {
     CHECK(each.message == "exchange #2: expected 8 bytes as on rank 0, actual 4 bytes (rank 2)");
     CHECK(each.origin == 2);
     CHECK(each.after < soon);
@@ -107,12 +108,12 @@ TEST_CASE("a wrong size is refused, and the peers learn of it") {
   auto const failures = run_stores(2, [](store& mine) {
     std::vector<std::byte> all(3);
     if (mine.rank() == 1) {
-      CHECK(test::usage_error_of([&] { mine.exchange({}, all); }) ==
+      CHECK(test::message_of([&] { mine.exchange({}, all); }) ==
             "exchange: expected 0 bytes for each of 2 ranks, actual 3 (rank 1)");
     }
     collect(mine, 0);
   });
-  for (failure const& each : failures) {
+  for (thrown const& each : failures) {
     CHECK(each.message ==
           "aborted by rank 1: exchange: expected 0 bytes for each of 2 ranks, actual 3 (rank 1)");
     CHECK(each.origin == 1);
@@ -130,7 +131,7 @@ TEST_CASE("an abort wakes the ranks that wait, and counts for later calls") {
     CHECK(failure_of([&] { collect(mine, 1); }).message == "aborted by rank 3: disk full");
     collect(mine, 2);
   });
-  for (failure const& each : failures) {
+  for (thrown const& each : failures) {
     CHECK(each.message == "aborted by rank 3: disk full");
     CHECK(each.origin == 3);
     CHECK(each.after < soon);
@@ -152,7 +153,7 @@ TEST_CASE("a rank that is late is named, by all") {
   CHECK(
       failures[0].says("exchange #1: expected 3 ranks within 200 ms of the first, actual 2, "
                        "missing rank 1 (rank "));
-  for (failure const& each : failures) {
+  for (thrown const& each : failures) {
     CHECK(each.message == failures[0].message);
     CHECK(each.origin == 1);
   }
@@ -170,7 +171,7 @@ TEST_CASE("a rank that has left is named, and those that finish don't wait for i
     CHECK(failures[rank].origin == 2);
     CHECK(failures[rank].after < soon);
   }
-  CHECK(failures[2].message == "no error");
+  CHECK(failures[2].kind == test::kind::nothing);
 }
 
 namespace {
@@ -224,7 +225,7 @@ TEST_CASE("a rank whose process dies is named at once") {
     peer.say(zero::detail::frame(zero::detail::encode(hello)));
     CHECK(peer.refusal().empty());  // a welcome
   }
-  failure const here = failure_of([&] { collect(zero, 0); });
+  thrown const here = failure_of([&] { collect(zero, 0); });
   CHECK(here.message == "lost rank 1: its connection was closed");
   CHECK(here.origin == 1);
   CHECK(here.after < soon);
@@ -276,35 +277,31 @@ TEST_CASE("without a rank 0, the deadline says where it was looked for") {
     store const ended{0, 1, {"127.0.0.1", 0}, quick()};
     port = ended.address().port;
   }
-  failure const here = failure_of([&] { store{1, 2, {"127.0.0.1", port}, options}; });
+  thrown const here = failure_of([&] { store{1, 2, {"127.0.0.1", port}, options}; });
   CHECK(here.message == "store: expected a connection within 100 ms from 127.0.0.1 port " +
                             std::to_string(port) + ", actual Connection refused (rank 1)");
   CHECK(here.after < soon);
 }
 
 TEST_CASE("wrong arguments are refused") {
-  using test::usage_error_of;
+  using test::message_of;
   store_address const any{"127.0.0.1", 0};
-  CHECK(usage_error_of([&] {
+  CHECK(message_of([&] {
           store{0, 0, any};
         }) == "store: expected at least 1 rank, actual 0 (rank 0)");
-  CHECK(usage_error_of([&] {
+  CHECK(message_of([&] {
           store{2, 2, any};
         }) == "store: expected a rank in [0, 2), actual 2 (rank 2)");
-  CHECK(usage_error_of([&] {
+  CHECK(message_of([&] {
           store{1, 2, any};
         }) == "store: expected a port in [1, 65535], actual 0 (rank 1)");
-  CHECK(usage_error_of([&] {
+  CHECK(message_of([&] {
           store{0, 2, any, {.job = {}, .deadline = 0ms}};
         }) == "store: expected a deadline of at least 1 ms, actual 0 ms (rank 0)");
   store const first{0, 1, any, quick()};
-  std::string message;
-  try {
-    store const second{0, 1, first.address(), quick()};
-  } catch (zero::error const& caught) {
-    message = caught.what();
-  }
-  CHECK(message == "store: expected to listen on 127.0.0.1 port " +
-                       std::to_string(first.address().port) +
-                       ", actual Address already in use (rank 0)");
+  CHECK(message_of<zero::error>([&] {
+          store const second{0, 1, first.address(), quick()};
+        }) == "store: expected to listen on 127.0.0.1 port " +
+                  std::to_string(first.address().port) +
+                  ", actual Address already in use (rank 0)");
 }

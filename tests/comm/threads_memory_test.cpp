@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <comm/ranks.hpp>
 #include <device/counting_new.hpp>
+#include <support/thrown.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <zero/comm/run_threads.hpp>
 #include <zero/comm/threads.hpp>
 
 #include <comm/conformance.hpp>
-#include <comm/ranks.hpp>
 
 #include <array>
 

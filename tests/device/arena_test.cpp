@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <device/counting_new.hpp>
+#include <support/thrown.hpp>
 #include <zero/device/arena.hpp>
 #include <zero/device/host.hpp>
 
@@ -13,20 +14,6 @@
 
 using arena = zero::arena<zero::host>;
 using zero::category;
-
-namespace {
-
-template <class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (zero::usage_error const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
-
-}  // namespace
 
 static_assert(!std::is_copy_constructible_v<arena> && std::is_nothrow_move_constructible_v<arena> &&
               std::is_nothrow_move_assignable_v<arena>);
@@ -86,13 +73,13 @@ TEST_CASE("an arena is one allocation, and its ledger is what the allocator gave
 TEST_CASE("an arena that is too small says what was asked for, and stays as it was") {
   arena memory{128};
   static_cast<void>(memory.take(category::gradients, 60, 60));
-  CHECK(message_of([&] { static_cast<void>(memory.take(category::staging, 65, 65)); }) ==
+  CHECK(test::message_of([&] { static_cast<void>(memory.take(category::staging, 65, 65)); }) ==
         "arena::take: expected at most 64 bytes of staging, actual 128");
-  CHECK(message_of([&] { static_cast<void>(memory.take(category::engine, 9, 8)); }) ==
+  CHECK(test::message_of([&] { static_cast<void>(memory.take(category::engine, 9, 8)); }) ==
         "arena::take: expected at most 8 real bytes of engine, actual 9");
   CHECK(memory.ledger().peak() == 64);
   CHECK(memory.take(category::staging, 64, 64) != nullptr);
-  CHECK(message_of([&] { static_cast<void>(memory.take(category::staging, 1, 1)); }) ==
+  CHECK(test::message_of([&] { static_cast<void>(memory.take(category::staging, 1, 1)); }) ==
         "arena::take: expected at most 0 bytes of staging, actual 64");
 }
 
@@ -100,7 +87,7 @@ TEST_CASE("an empty arena holds empty ranges only") {
   arena memory{0};
   CHECK(memory.size() == 0);
   CHECK(memory.take(category::parameters, 0, 0) == nullptr);
-  CHECK(message_of([&] { static_cast<void>(memory.take(category::parameters, 1, 1)); }) ==
+  CHECK(test::message_of([&] { static_cast<void>(memory.take(category::parameters, 1, 1)); }) ==
         "arena::take: expected at most 0 bytes of parameters, actual 64");
   arena const none;
   CHECK(none.ledger() == zero::memory_bytes{});
@@ -123,13 +110,8 @@ TEST_CASE("memory that doesn't exist is an error that names its size") {
   if (!counting_new::available) {
     return;
   }
-  std::string message;
-  try {
-    arena const memory{std::size_t{1} << 60U};
-  } catch (zero::error const& caught) {
-    message = caught.what();
-  }
-  CHECK(message == "host::allocate: no memory for 1152921504606846976 bytes");
+  CHECK(test::message_of<zero::error>([] { arena const memory{std::size_t{1} << 60U}; }) ==
+        "host::allocate: no memory for 1152921504606846976 bytes");
 }
 
 TEST_CASE("an arena takes its memory from a user's allocator, once, and gives it back") {
@@ -161,12 +143,12 @@ TEST_CASE("an arena takes its memory from a user's allocator, once, and gives it
   CHECK(mine.given_back == std::vector<std::size_t>{192});
 
   mine.shift = 8;
-  CHECK(message_of([&] {
+  CHECK(test::message_of([&] {
           arena const memory{64, from};
         }) ==
         "memory_resource: expected memory at a multiple of 64 bytes, actual at another address");
   CHECK(mine.given_back == std::vector<std::size_t>{192, 64});
-  CHECK(message_of([&] {
+  CHECK(test::message_of([&] {
           zero::memory_resource one;
           one.allocate = allocator::allocate;
           arena const memory{64, one};

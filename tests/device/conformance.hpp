@@ -2,6 +2,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <zero/core/error.hpp>
 #include <zero/device/concept.hpp>
@@ -35,16 +36,6 @@ class memory {
  private:
   std::span<T> span_;
 };
-
-template <class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (zero::usage_error const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace device_conformance
 
@@ -111,13 +102,13 @@ TEST_CASE_TEMPLATE_DEFINE("a device", Setup, device) {
   SUBCASE("refuses another size, and copies and sums of another dtype") {
     memory<device, float> a{10};
     memory<device, double> b{10};
-    CHECK(message_of([&] {
+    CHECK(test::message_of([&] {
             device::copy(stream, *a, *b);
           }).find("copy: expected float32, actual float64") != std::string::npos);
-    CHECK(message_of([&] {
+    CHECK(test::message_of([&] {
             device::copy(stream, *a, (*a).subspan(1));
           }).find("copy: expected 10 elements, actual 9") != std::string::npos);
-    CHECK(message_of([&] {
+    CHECK(test::message_of([&] {
             device::convert(stream, (*a).first(3), *b);
           }).find("convert: expected 3 elements, actual 10") != std::string::npos);
   }

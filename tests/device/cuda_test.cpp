@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #if defined(ZERO_FAKE_CUDA)
 #include <fake/cuda.hpp>
+#include <support/thrown.hpp>
 #endif
 
 #include <array>
@@ -72,16 +73,6 @@ void for_each_dtype(Visit visit) {
   visit(std::type_identity<double>{});
   visit(std::type_identity<zero::float16>{});
   visit(std::type_identity<zero::bfloat16>{});
-}
-
-template <class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (std::exception const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
 }
 
 }  // namespace
@@ -222,7 +213,7 @@ TEST_CASE("work goes to the device of its stream, whichever is current") {
 TEST_CASE("a failed call names the call, the error and the rank") {
   zero::detail::rank_of_thread = 3;
   fake::fail_call(1, cudaErrorNotPermitted);
-  std::string const failed = message_of([] { zero::cuda_event const event; });
+  std::string const failed = test::message_of<zero::error>([] { zero::cuda_event const event; });
   CHECK(failed == "cudaEventCreateWithFlags: expected success, actual cudaErrorNotPermitted: " +
                       std::string{cudaGetErrorString(cudaErrorNotPermitted)} + " (rank 3)");
   zero::detail::rank_of_thread = -1;
@@ -230,8 +221,8 @@ TEST_CASE("a failed call names the call, the error and the rank") {
 
 TEST_CASE("too little memory says how much there is") {
   fake::set_memory(std::size_t{1} << 20U);
-  std::string const failed =
-      message_of([] { static_cast<void>(zero::cuda::allocate(std::size_t{2} << 20U)); });
+  std::string const failed = test::message_of<zero::error>(
+      [] { static_cast<void>(zero::cuda::allocate(std::size_t{2} << 20U)); });
   CHECK(failed.starts_with("cudaMalloc: expected memory for 2097152 bytes, actual "));
   CHECK(failed.ends_with(" free of 1048576"));
   fake::set_memory(std::size_t{1} << 32U);
@@ -243,14 +234,15 @@ TEST_CASE("bad arguments throw before anything is enqueued") {
   memory<float> a{stream, std::vector<float>(10)};
   memory<double> b{stream, std::vector<double>(10)};
   auto const calls = fake::calls();
-  CHECK(message_of([&] { zero::cuda::copy(stream, *a, (*a).first(3)); }) ==
+  CHECK(test::message_of<zero::error>([&] { zero::cuda::copy(stream, *a, (*a).first(3)); }) ==
         "cuda::copy: expected 10 elements, actual 3");
-  CHECK(message_of([&] { zero::cuda::copy(stream, *a, *b); }) ==
+  CHECK(test::message_of<zero::error>([&] { zero::cuda::copy(stream, *a, *b); }) ==
         "cuda::copy: expected float32, actual float64");
-  CHECK(message_of([&] { zero::cuda::add(stream, *a, *b); }) ==
+  CHECK(test::message_of<zero::error>([&] { zero::cuda::add(stream, *a, *b); }) ==
         "cuda::sum: expected a destination of float32, actual float64");
-  CHECK(message_of([&] { zero::cuda::sum(stream, {}, dtype::float32, *a, false, 1); }) ==
-        "cuda::sum: expected 1 to 256 sources, actual 0");
+  CHECK(test::message_of<zero::error>([&] {
+          zero::cuda::sum(stream, {}, dtype::float32, *a, false, 1);
+        }) == "cuda::sum: expected 1 to 256 sources, actual 0");
   CHECK(fake::calls() == calls);
 }
 #endif

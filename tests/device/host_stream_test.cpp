@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <device/counting_new.hpp>
+#include <support/thrown.hpp>
 #include <zero/device/host_stream.hpp>
 
 #include <array>
@@ -18,16 +19,6 @@ namespace {
 struct failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-template <class Wait>
-std::string message_of(Wait wait) {
-  try {
-    wait();
-  } catch (failure const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
 
 /// The event of all that `stream` was given.
 zero::host_event record(zero::host_stream& stream) {
@@ -239,7 +230,8 @@ TEST_CASE("several threads may enqueue on one stream") {
 
 TEST_CASE("an inline stream passes an exception on and stays usable") {
   zero::host_stream stream;
-  CHECK(message_of([&] { stream.enqueue([] { throw failure{"inline"}; }); }) == "inline");
+  CHECK(test::message_of<failure>([&] { stream.enqueue([] { throw failure{"inline"}; }); }) ==
+        "inline");
   bool ran = false;
   stream.enqueue([&ran] { ran = true; });
   stream.synchronize();
@@ -258,9 +250,9 @@ TEST_CASE("a threaded stream keeps the first exception and discards later work")
     after = true;
     throw failure{"second"};
   });
-  CHECK(message_of([&] { stream.synchronize(); }) == "first");
-  CHECK(message_of([&] { stream.synchronize(); }) == "first");
-  CHECK(message_of([&] { bad.wait(); }) == "first");
+  CHECK(test::message_of<failure>([&] { stream.synchronize(); }) == "first");
+  CHECK(test::message_of<failure>([&] { stream.synchronize(); }) == "first");
+  CHECK(test::message_of<failure>([&] { bad.wait(); }) == "first");
   CHECK(bad.ready());
   good.wait();  // its work ran before the failure
   CHECK(before);
@@ -275,8 +267,8 @@ TEST_CASE("a failure reaches the streams that wait for it") {
   producer.enqueue([] { throw failure{"upstream"}; });
   consumer.wait(record(producer));
   consumer.enqueue([&ran] { ran = true; });
-  CHECK(message_of([&] { consumer.synchronize(); }) == "upstream");
-  CHECK(message_of([&] { inline_stream.wait(record(producer)); }) == "upstream");
+  CHECK(test::message_of<failure>([&] { consumer.synchronize(); }) == "upstream");
+  CHECK(test::message_of<failure>([&] { inline_stream.wait(record(producer)); }) == "upstream");
   CHECK_FALSE(ran);
 }
 
@@ -287,7 +279,7 @@ TEST_CASE("several threads can wait for one failure") {
   std::vector<std::thread> waiters;
   for (int w = 0; w < 4; ++w) {
     waiters.emplace_back([&] {
-      if (message_of([&] { stream.synchronize(); }) == "shared") {
+      if (test::message_of<failure>([&] { stream.synchronize(); }) == "shared") {
         ++caught;
       }
     });
@@ -340,7 +332,7 @@ TEST_CASE("work that is discarded can learn why") {
     std::string* told;
     void operator()() const { *told = "it ran"; }
     void discarded(std::exception_ptr const& cause) const noexcept {
-      *told = message_of([&] { std::rethrow_exception(cause); });
+      *told = test::message_of<failure>([&] { std::rethrow_exception(cause); });
     }
   };
   std::string before;

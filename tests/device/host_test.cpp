@@ -3,6 +3,7 @@
 
 #include <device/conformance.hpp>
 #include <device/counting_new.hpp>
+#include <support/thrown.hpp>
 #include <zero/device/host.hpp>
 
 namespace {
@@ -40,13 +41,9 @@ TEST_CASE("memory that doesn't exist is an error that names the bytes") {
   if (!counting_new::available) {
     return;
   }
-  std::string message;
-  try {
-    static_cast<void>(zero::host::allocate(std::size_t{1} << 60U));
-  } catch (zero::error const& caught) {
-    message = caught.what();
-  }
-  CHECK(message == "host::allocate: no memory for 1152921504606846976 bytes");
+  CHECK(test::message_of<zero::error>([] {
+          static_cast<void>(zero::host::allocate(std::size_t{1} << 60U));
+        }) == "host::allocate: no memory for 1152921504606846976 bytes");
 }
 
 TEST_CASE("large memory is aligned for huge pages") {

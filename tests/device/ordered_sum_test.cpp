@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <zero/device/ordered_sum.hpp>
 
@@ -107,16 +108,6 @@ struct pair {
   using source = Source;
   using destination = Destination;
 };
-
-template <class... Values>
-std::string message_of(Values&&... values) {
-  try {
-    ordered_sum(std::forward<Values>(values)...);
-  } catch (zero::usage_error const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace
 
@@ -282,13 +273,16 @@ TEST_CASE("a product isn't fused with the addition to the destination") {
 TEST_CASE("what can't be summed is refused by name") {
   std::vector<double> a(3);
   std::vector<void const*> const sources{a.data()};
-  CHECK(message_of(sources, zero::dtype::float32, std::span{a}, false, 1.0) ==
-        "ordered_sum: expected a destination of float32, actual float64");
+  CHECK(test::message_of([&] {
+          ordered_sum(sources, zero::dtype::float32, std::span{a}, false, 1.0);
+        }) == "ordered_sum: expected a destination of float32, actual float64");
   std::vector<bfloat16> b(3);
-  CHECK(message_of(sources, zero::dtype::float16, std::span{b}, false, 1.0) ==
-        "ordered_sum: expected a destination of float16, actual bfloat16");
-  CHECK(message_of(std::vector<void const*>{}, zero::dtype::float64, std::span{a}, false, 1.0) ==
-        "ordered_sum: expected at least 1 source, actual 0");
+  CHECK(test::message_of([&] {
+          ordered_sum(sources, zero::dtype::float16, std::span{b}, false, 1.0);
+        }) == "ordered_sum: expected a destination of float16, actual bfloat16");
+  CHECK(test::message_of([&] {
+          ordered_sum(std::vector<void const*>{}, zero::dtype::float64, std::span{a}, false, 1.0);
+        }) == "ordered_sum: expected at least 1 source, actual 0");
 }
 
 #ifdef ZERO_WIDE_SUM

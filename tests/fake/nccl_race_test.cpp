@@ -5,9 +5,9 @@
 #include <zero/device/cuda.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/child.hpp>
 #include <fake/cuda.hpp>
+#include <support/watchdog.hpp>
 
 #include <cstddef>
 #include <cstdlib>

@@ -3,10 +3,10 @@
 #include <zero/core/bfloat16.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/cuda.hpp>
 #include <fake/cuda_support.hpp>
 #include <fake/nccl.hpp>
+#include <support/watchdog.hpp>
 
 #include <chrono>
 #include <cstddef>

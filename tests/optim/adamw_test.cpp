@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <optim/conformance.hpp>
 #include <optim/reference.hpp>
+#include <support/thrown.hpp>
 
 #include <zero/core/error.hpp>
 #include <zero/optim/fused_update.hpp>
@@ -110,13 +111,8 @@ TEST_CASE("the first step of adamw is as long as the learning rate") {
 TEST_CASE("adamw names the hyperparameter that is out of its range") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  auto const message = [](zero::adamw const& optimizer) -> std::string {
-    try {
-      optimizer.validate();
-    } catch (zero::usage_error const& error) {
-      return error.what();
-    }
-    return "";
+  auto const message = [](zero::adamw const& optimizer) {
+    return test::message_of([&] { optimizer.validate(); });
   };
   std::string const finite = ": expected a finite number of at least 0, actual ";
   std::string const rate = ": expected at least 0 and less than 1, actual ";

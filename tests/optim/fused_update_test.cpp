@@ -2,6 +2,7 @@
 #include <zero/optim/fused_update.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <zero/core/dtype.hpp>
 #include <zero/core/error.hpp>
@@ -29,16 +30,13 @@ struct element {
   std::array<std::byte, 8> master{};
 
   std::string update(dtype parameter_type, dtype gradient_type, bool with_master) {
-    try {
+    return test::message_of([&] {
       zero::fused_update(
           zero::plain_sgd{.learning_rate = 1}, 1, 1.0,
           zero::update_piece<zero::plain_sgd>{.parameter = {parameter.data(), 1, parameter_type},
                                               .master = with_master ? master.data() : nullptr,
                                               .gradient = {gradient.data(), 1, gradient_type}});
-    } catch (zero::usage_error const& error) {
-      return error.what();
-    }
-    return "";
+    });
   }
 };
 
@@ -78,14 +76,8 @@ TEST_CASE("a bad argument is refused before anything is changed") {
   zero::update_piece<zero::adamw> const good{.parameter = std::span{parameter},
                                              .gradient = std::span{gradient},
                                              .states = {m.data(), v.data()}};
-  auto const message = [](std::int64_t step,
-                          zero::update_piece<zero::adamw> const& piece) -> std::string {
-    try {
-      zero::fused_update(zero::adamw{}, step, 1.0, piece);
-    } catch (zero::usage_error const& error) {
-      return error.what();
-    }
-    return "";
+  auto const message = [](std::int64_t step, zero::update_piece<zero::adamw> const& piece) {
+    return test::message_of([&] { zero::fused_update(zero::adamw{}, step, 1.0, piece); });
   };
   CHECK(message(0, good) == "fused_update: expected a step of at least 1, actual 0");
   CHECK(message(-7, good) == "fused_update: expected a step of at least 1, actual -7");

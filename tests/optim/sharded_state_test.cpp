@@ -2,6 +2,7 @@
 #include <zero/optim/sharded_state.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <zero/core/dtype.hpp>
 #include <zero/core/error.hpp>
@@ -20,16 +21,6 @@
 #include <vector>
 
 namespace {
-
-template <class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (zero::usage_error const& error) {
-    return error.what();
-  }
-  return "";
-}
 
 bool all_zero(std::span<float const> values) {
   return std::all_of(values.begin(), values.end(), [](float value) { return value == 0; });
@@ -142,7 +133,7 @@ TEST_CASE("hyperparameters can change between steps") {
   state.step(std::span{parameter}, std::span{gradient});
   CHECK(parameter[0] == 0.25F);
   state.optimizer().learning_rate = std::numeric_limits<double>::quiet_NaN();
-  CHECK(message_of([&] { state.step(std::span{parameter}, std::span{gradient}); }) ==
+  CHECK(test::message_of([&] { state.step(std::span{parameter}, std::span{gradient}); }) ==
         "plain_sgd.learning_rate: expected a finite number of at least 0, actual nan");
   CHECK(parameter[0] == 0.25F);
   CHECK(state.steps() == 2);
@@ -153,17 +144,17 @@ TEST_CASE("what doesn't fit the shard is refused, and changes nothing") {
   std::vector<float> const gradient(3, 1.0F);
   std::vector<double> wide(3, 1.0);
   zero::sharded_optimizer_state state{zero::sgd{.learning_rate = 1}, std::span{parameter}};
-  CHECK(message_of([&] { state.step(std::span{parameter}.first(2), std::span{gradient}); }) ==
+  CHECK(test::message_of([&] { state.step(std::span{parameter}.first(2), std::span{gradient}); }) ==
         "sharded_optimizer_state::step: expected 3 elements of float32, actual 2 of float32");
-  CHECK(message_of([&] { state.step(std::span{wide}, std::span{gradient}); }) ==
+  CHECK(test::message_of([&] { state.step(std::span{wide}, std::span{gradient}); }) ==
         "sharded_optimizer_state::step: expected 3 elements of float32, actual 3 of float64");
-  CHECK(message_of([&] { state.step(std::span{parameter}, std::span{gradient}.first(2)); }) ==
+  CHECK(test::message_of([&] { state.step(std::span{parameter}, std::span{gradient}.first(2)); }) ==
         "fused_update: expected a gradient of 3 elements, actual 2");
-  CHECK(message_of([&] { state.step(std::span{parameter}, std::span{wide}); }) ==
+  CHECK(test::message_of([&] { state.step(std::span{parameter}, std::span{wide}); }) ==
         "fused_update: expected a gradient of float32, actual float64");
-  CHECK(message_of([&] { static_cast<void>(state.state("v")); }) ==
+  CHECK(test::message_of([&] { static_cast<void>(state.state("v")); }) ==
         "sharded_optimizer_state::state: expected one of {momentum}, actual v");
-  CHECK(message_of([&] {
+  CHECK(test::message_of([&] {
           zero::sharded_optimizer_state{zero::sgd{.learning_rate = -1}, std::span{parameter}};
         }) == "sgd.learning_rate: expected a finite number of at least 0, actual -1");
   CHECK(parameter == std::vector<float>(3, 1.0F));

@@ -2,6 +2,7 @@
 #include <zero/shard/layout.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -66,16 +67,6 @@ std::vector<std::uint64_t> offsets_of(layout const& of) {
     out.push_back(each.offset);
   }
   return out;
-}
-
-template <class Make>
-std::string refusal(Make make) {
-  try {
-    make();
-  } catch (zero::usage_error const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
 }
 
 bool mentions(std::string const& text, std::string const& part) {
@@ -356,7 +347,7 @@ TEST_CASE("sizes whose bytes 64 bits can't count are refused") {
   // Over 4 ranks 2^56 - 4 elements need no padding, and 2^56 - 2 are padded to 2^56.
   layout const largest{units_of({limit - 4}), 4, {.alignment = 1}};
   CHECK(largest.segments()[0].cut.slice() == limit / 4 - 1);
-  CHECK(mentions(refusal([&] {
+  CHECK(mentions(test::message_of([&] {
                    layout{units_of({limit - 2}), 4, {.alignment = 1}};
                  }),
                  "expected fewer than 2^56 elements in a segment"));
@@ -365,7 +356,9 @@ TEST_CASE("sizes whose bytes 64 bits can't count are refused") {
                                                {limit - 1, 1},
                                                {1, ~std::uint64_t{0}},
                                                {~std::uint64_t{0} - 5, ~std::uint64_t{0} - 5}}) {
-    std::string const what = refusal([&] { layout{units_of(sizes), 1, {.alignment = 1}}; });
+    std::string const what = test::message_of([&] {
+      layout{units_of(sizes), 1, {.alignment = 1}};
+    });
     CHECK(mentions(what, "expected fewer than 2^56 elements"));
   }
 }
@@ -381,19 +374,19 @@ TEST_CASE("a parameter is found by its name") {
 TEST_CASE("bad declarations are refused by name") {
   std::vector<unit_spec> twice = units_of({1, 2});
   twice[1].parameters[0].name = "0";
-  CHECK(mentions(refusal([&] { layout{twice, 2, {}}; }), "'0'"));
+  CHECK(mentions(test::message_of([&] { layout{twice, 2, {}}; }), "'0'"));
 
   std::vector<unit_spec> unknown = units_of({1, 2});
   unknown[1].tied = {"embedding"};
-  std::string const nobody = refusal([&] { layout{unknown, 2, {}}; });
+  std::string const nobody = test::message_of([&] { layout{unknown, 2, {}}; });
   CHECK(mentions(nobody, "'embedding'"));
   CHECK(mentions(nobody, "unit 1"));
 
   std::vector<unit_spec> itself = units_of({1});
   itself[0].tied = {"0"};
-  CHECK(mentions(refusal([&] { layout{itself, 2, {}}; }), "'0'"));
+  CHECK(mentions(test::message_of([&] { layout{itself, 2, {}}; }), "'0'"));
 
-  CHECK(mentions(refusal([&] {
+  CHECK(mentions(test::message_of([&] {
                    layout{units_of({1}), 0, {}};
                  }),
                  "expected at least 1 rank, actual 0"));

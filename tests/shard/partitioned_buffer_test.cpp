@@ -3,6 +3,7 @@
 #include <zero/shard/partitioned_buffer.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -115,10 +116,7 @@ TEST_CASE("a buffer moves, and a moved-from one holds nothing") {
 }
 
 TEST_CASE("a rank outside the cut is refused") {
-  try {
-    partitioned_buffer<float> const buffer{partition{4, 2}, 2};
-    CHECK(false);
-  } catch (zero::usage_error const& caught) {
-    CHECK(std::string{caught.what()} == "partitioned_buffer: expected a rank below 2, actual 2");
-  }
+  CHECK(test::message_of([] {
+          partitioned_buffer<float> const buffer{partition{4, 2}, 2};
+        }) == "partitioned_buffer: expected a rank below 2, actual 2");
 }

@@ -5,6 +5,7 @@
 #include <zero/shard/residency.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -475,12 +476,7 @@ TEST_CASE("more open buckets than slots are an error that lists them") {
     b.resident.begin(pass::forward);
     b.open(2);
     b.open(0);
-    std::string message;
-    try {
-      b.open(1);
-    } catch (zero::usage_error const& caught) {
-      message = caught.what();
-    }
+    std::string const message = test::message_of([&] { b.open(1); });
     CHECK(message.find("gather of bucket 1: expected a free slot of 2") != message.npos);
     CHECK(message.find("buckets 2, 0") != message.npos);
     CHECK(message.find("(rank 0)") != message.npos);

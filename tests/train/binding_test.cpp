@@ -3,6 +3,7 @@
 #include <support/counting_allocator.hpp>
 #include <support/engine.hpp>
 #include <support/owning_tensor.hpp>
+#include <support/thrown.hpp>
 #include <zero/comm/run_threads.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/train/sharded_model.hpp>
@@ -370,13 +371,10 @@ TEST_CASE(
               engine.value(3)[32] += 1;
             }
             std::vector<float> const before = engine.all();
-            std::string message;
-            try {
+            std::string const message = test::message_of([&] {
               zero::sharded_model sharded{comm,        engine.units(),           at,
                                           zero::sgd{}, zero::local_accumulate{}, equal};
-            } catch (zero::usage_error const& failure) {
-              message = failure.what();
-            }
+            });
             CHECK(message.find("'p3'") != std::string::npos);
             CHECK(message.find("rank " + std::to_string(ranks - 1)) != std::string::npos);
             CHECK(test::same_bits(engine.all(), before));

@@ -7,9 +7,10 @@
 #include <zero/optim/sgd.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/cuda.hpp>
 #include <support/device_engine.hpp>
+#include <support/failures.hpp>
+#include <support/watchdog.hpp>
 
 #include <array>
 #include <chrono>
@@ -61,6 +62,11 @@ struct slow {
   slow(slow const&) = delete;
   slow& operator=(slow const&) = delete;
   ~slow() { fake::delay_all(0us); }
+};
+
+/// Ranks that share a device, for `test::run_failing`.
+constexpr auto on_loopback = [](int ranks, auto const& function) {
+  zero::run_loopback(ranks, function, {.deadline = 3s});
 };
 
 }  // namespace
@@ -168,56 +174,40 @@ TEST_CASE("a model that is destroyed with work in flight waits for it") {
 
 // nccl#279: a rank dies, and the others wait for ever.
 TEST_CASE("a rank that throws in its second bucket ends the others within the deadline") {
-  test::watchdog const limit{60s};
-  std::array<std::string, 3> thrown;
-  auto const start = std::chrono::steady_clock::now();
-  try {
-    zero::run_loopback(
-        3,
-        [&](zero::loopback& comm) {
-          auto const rank = static_cast<std::size_t>(comm.rank());
-          try {
-            zero::cuda_stream stream;
-            test::device_engine<zero::cuda, float> engine{stream};
-            zero::sharded_model model{comm,
-                                      engine.units(),
-                                      zero::stage3{},
-                                      zero::adamw{},
-                                      zero::reduce_per_microbatch{},
-                                      {.stream = stream.native(), .deadline = 3s}};
-            auto micro = model.microbatch(0, 1);
-            for (std::size_t u = 4; u-- > 0;) {
-              auto const lease = micro.backward(u);
-              if (rank == 2 && u == 2) {
-                throw std::runtime_error{"dies"};
-              }
-              for (std::size_t p = 0; p < test::device_units()[u].size(); ++p) {
-                auto const gradient = lease.gradient<float>(
-                    model.find(test::device_engine<zero::cuda, float>::name(u, p)));
-                zero::cuda::launch(stream, gradient.size(), fill{gradient.data(), 1.0F});
-              }
-            }
-          } catch (std::exception const& failure) {
-            thrown[rank] = failure.what();
-            throw;
+  test::failures const caught = test::run_failing(
+      3,
+      [](zero::loopback& comm) {
+        zero::cuda_stream stream;
+        test::device_engine<zero::cuda, float> engine{stream};
+        zero::sharded_model model{comm,
+                                  engine.units(),
+                                  zero::stage3{},
+                                  zero::adamw{},
+                                  zero::reduce_per_microbatch{},
+                                  {.stream = stream.native(), .deadline = 3s}};
+        auto micro = model.microbatch(0, 1);
+        for (std::size_t u = 4; u-- > 0;) {
+          auto const lease = micro.backward(u);
+          if (comm.rank() == 2 && u == 2) {
+            throw std::runtime_error{"dies"};
           }
-        },
-        {.deadline = 3s});
-  } catch (std::exception const& failure) {
-    CHECK(std::string{failure.what()} == "dies");
-  }
-  CHECK(std::chrono::steady_clock::now() - start < 10s);
-  for (std::string const& message : {thrown[0], thrown[1]}) {
-    CHECK_MESSAGE(message.find("rank 2") != std::string::npos, message);
-  }
+          for (std::size_t p = 0; p < test::device_units()[u].size(); ++p) {
+            auto const gradient = lease.gradient<float>(
+                model.find(test::device_engine<zero::cuda, float>::name(u, p)));
+            zero::cuda::launch(stream, gradient.size(), fill{gradient.data(), 1.0F});
+          }
+        }
+      },
+      on_loopback);
+  CHECK(caught.ranks[2].message == "dies");
+  CHECK(caught.took < 10s);
+  CHECK_MESSAGE((caught.ranks[0].says("rank 2") && caught.ranks[1].says("rank 2")), caught.text());
 }
 
 TEST_CASE("too little memory for the plan says so on every rank") {
-  test::watchdog const limit;
-  std::array<std::string, 2> thrown;
-  try {
-    zero::run_loopback(2, [&](zero::loopback& comm) {
-      try {
+  test::failures const caught = test::run_failing(
+      2,
+      [](zero::loopback& comm) {
         zero::cuda_stream stream;
         std::vector<std::vector<zero::any_parameter>> const units{
             {zero::parameter<float>("big", {1U << 20U}, [](std::span<float>, std::size_t) {})}};
@@ -228,17 +218,9 @@ TEST_CASE("too little memory for the plan says so on every rank") {
                                         zero::adamw{},
                                         zero::local_accumulate{},
                                         {.stream = stream.native()}};
-      } catch (std::exception const& failure) {
-        thrown[static_cast<std::size_t>(comm.rank())] = failure.what();
-        throw;
-      }
-    });
-  } catch (std::exception const&) {
-  }
+      },
+      on_loopback);
   fake::reset();
   // Value, gradient and two states of 4 MiB, and 4592 bytes of control, to a multiple of 256.
-  for (std::string const& message : thrown) {
-    CHECK_MESSAGE(message.find("the plan's 16781824 bytes") != std::string::npos, message);
-    CHECK_MESSAGE(message.find(" free of 1048576") != std::string::npos, message);
-  }
+  CHECK_MESSAGE(caught.all_say({"the plan's 16781824 bytes", " free of 1048576"}), caught.text());
 }

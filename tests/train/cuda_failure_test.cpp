@@ -4,9 +4,9 @@
 #include <zero/optim/adamw.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/cuda.hpp>
 #include <support/device_engine.hpp>
+#include <support/watchdog.hpp>
 
 #include <algorithm>
 #include <array>

@@ -6,11 +6,11 @@
 #include <zero/optim/sgd.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <support/device_engine.hpp>
 #if defined(ZERO_FAKE_CUDA)
 #include <fake/child.hpp>
 #include <fake/cuda.hpp>
+#include <support/watchdog.hpp>
 #endif
 
 #include <cstddef>

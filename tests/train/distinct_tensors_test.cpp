@@ -4,8 +4,8 @@
 #include <zero/core/parameter.hpp>
 #include <zero/train/distinct_tensors.hpp>
 
-#include <support/failures.hpp>
 #include <support/owning_tensor.hpp>
+#include <support/thrown.hpp>
 
 #include <array>
 #include <cstddef>
@@ -19,7 +19,7 @@ using tensor = test::owning_tensor<float>;
 
 /// What the parameters are refused with; empty where they aren't.
 std::string refusal(std::vector<zero::any_parameter> const& declared) {
-  return test::what_throws([&] { zero::detail::check_distinct(declared); }).message;
+  return test::message_of([&] { zero::detail::check_distinct(declared); });
 }
 
 }  // namespace

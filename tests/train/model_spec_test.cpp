@@ -8,8 +8,8 @@
 #include <zero/train/model_spec.hpp>
 #include <zero/train/sharded_model.hpp>
 
-#include <support/failures.hpp>
 #include <support/mock_model.hpp>
+#include <support/thrown.hpp>
 
 #include <array>
 #include <cmath>

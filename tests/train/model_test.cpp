@@ -6,6 +6,7 @@
 #include <zero/train/sharded_model.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <algorithm>
 #include <array>
@@ -103,14 +104,10 @@ void in_every_setting(std::initializer_list<int> world_sizes, Body body) {
 /// What `call(engine)` is refused with, on one rank in stage 3.
 template <class Call>
 std::string refusal(Call call, zero::stage at = zero::stage3{}) {
-  std::string message = "nothing was thrown";
+  std::string message;
   zero::run_threads(1, [&](zero::thread_communicator& comm) {
     engine e{comm, at, zero::local_accumulate{}};
-    try {
-      call(e);
-    } catch (zero::usage_error const& caught) {
-      message = caught.what();
-    }
+    message = test::message_of([&] { call(e); });
   });
   return message;
 }
@@ -440,13 +437,9 @@ TEST_CASE("frozen parameters are leased, and have no gradient") {
         {zero::parameter("a", a, of_a).frozen()}};
     model sharded{comm, declared, zero::stage0{}, zero::plain_sgd{}, zero::local_accumulate{}};
     auto micro = sharded.microbatch(0, 1);
-    std::string message;
-    try {
-      std::vector<float> const gradient(6);
-      micro.gradient_ready(0, std::span{gradient});
-    } catch (zero::usage_error const& caught) {
-      message = caught.what();
-    }
+    std::vector<float> const gradient(6);
+    std::string const message =
+        test::message_of([&] { micro.gradient_ready(0, std::span{gradient}); });
     CHECK(
         mentions(message, "gradient: expected a trainable parameter, actual 'a', which is frozen"));
   });

@@ -6,11 +6,12 @@
 #include <zero/optim/sgd.hpp>
 
 #include <doctest/doctest.h>
-#include <comm/ranks.hpp>
 #include <fake/child.hpp>
 #include <fake/cuda.hpp>
 #include <fake/nccl.hpp>
 #include <support/device_engine.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <array>
 #include <chrono>
@@ -114,23 +115,16 @@ TEST_CASE("a rank that fails while an update may run leaves a model that says so
       zero::sharded_model model{
           comm,          engine.units(),           zero::stage1{},
           zero::adamw{}, zero::local_accumulate{}, {.stream = stream.native()}};
-      auto const message_of = [&](auto call) {
-        try {
-          call();
-        } catch (std::exception const& failure) {
-          return std::string{failure.what()};
-        }
-        return std::string{};
-      };
       fake::delay(stream.native(), std::chrono::milliseconds{20});  // so that the update waits
       engine.step(model, {}, comm.rank(), 0);
       std::array<std::byte, 2> all{};
       comm.exchange(std::array{std::byte{1}}, all);  // both have enqueued it
       comm.abort("a fault");  // reaches the model's communicator, which was split from this one
-      while (message_of([&] { model.wait(); }).empty()) {
+      while (test::what_throws([&] { model.wait(); }).message.empty()) {
         std::this_thread::sleep_for(std::chrono::milliseconds{1});
       }
-      later[static_cast<std::size_t>(comm.rank())] = message_of([&] { model.wait(); });
+      later[static_cast<std::size_t>(comm.rank())] =
+          test::what_throws([&] { model.wait(); }).message;
     });
   } catch (std::exception const&) {
   }

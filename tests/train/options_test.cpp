@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <zero/core/error.hpp>
 #include <zero/train/options.hpp>
@@ -8,8 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-
-#include <support/failures.hpp>
 
 namespace {
 

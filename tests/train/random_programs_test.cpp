@@ -7,9 +7,10 @@
 #include <zero/optim/sgd.hpp>
 #include <zero/train/sharded_model.hpp>
 
-#include <support/failures.hpp>
 #include <support/mock_model.hpp>
 #include <support/settings.hpp>
+#include <support/thrown.hpp>
+#include <support/watchdog.hpp>
 
 #include <algorithm>
 #include <array>
@@ -431,7 +432,7 @@ void check_program(std::uint64_t seed, int ranks) {
     how.stage.max_live_units = 2;
     std::string const what =
         "seed " + std::to_string(seed) + ", " + std::to_string(ranks) + " ranks, " + how.name;
-    test::watchdog const guard{what};
+    test::watchdog const limit{std::chrono::seconds{60}, what};
     std::vector<std::vector<test::whole_values>> after(static_cast<std::size_t>(ranks));
     test::thrown const caught = test::what_throws([&] {
       zero::run_threads(ranks, [&](thread_communicator& comm) {

@@ -3,6 +3,7 @@
 #include <support/counting_allocator.hpp>
 #include <support/engine.hpp>
 #include <support/owning_tensor.hpp>
+#include <support/thrown.hpp>
 #include <zero/comm/run_threads.hpp>
 #include <zero/core/bfloat16.hpp>
 #include <zero/optim/sgd.hpp>
@@ -96,12 +97,7 @@ TEST_CASE("release gives whole values back, in storage that the tensors own, in 
                     CHECK(engine.values[id].owns());
                     CHECK(engine.gradient(id).empty());
                   }
-                  std::string refused;
-                  try {
-                    sharded.wait();
-                  } catch (zero::usage_error const& failure) {
-                    refused = failure.what();
-                  }
+                  std::string const refused = test::message_of([&] { sharded.wait(); });
                   CHECK(refused.find("released") != std::string::npos);
                 }
                 std::vector<float> const all = engine.all();  // after the model's end
@@ -233,11 +229,8 @@ TEST_CASE("a tensor that can't own elements is named by release, which changes n
             engine_without engine{sizes};
             zero::sharded_model sharded{
                 comm, engine.units(), at, optimizer, zero::reduce_per_microbatch{}, chosen()};
-            try {
-              sharded.release();
-            } catch (zero::usage_error const& failure) {
-              messages[static_cast<std::size_t>(comm.rank())] = failure.what();
-            }
+            messages[static_cast<std::size_t>(comm.rank())] =
+                test::message_of([&] { sharded.release(); });
             if (!at.shards_parameters()) {
               CHECK(engine.value(0).size() == 100);
               CHECK(engine.value(0)[99] == test::first_value(0, 99));

@@ -6,6 +6,7 @@
 #include <zero/train/sharded_model.hpp>
 
 #include <doctest/doctest.h>
+#include <support/thrown.hpp>
 
 #include <algorithm>
 #include <array>
@@ -350,16 +351,6 @@ using model = zero::sharded_model<zero::thread_communicator, zero::adamw>;
 /// Whose first step is 0.25 against the gradient's sign.
 constexpr zero::adamw signs{.learning_rate = 0.25, .epsilon = 0, .weight_decay = 0};
 
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (zero::usage_error const& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
-
 bool mentions(std::string const& text, std::string const& part) {
   return text.find(part) != text.npos;
 }
@@ -478,7 +469,7 @@ TEST_CASE(
         auto const lease = evaluation.forward(1);
         CHECK(stranger::read(lease.parameter<stranger::brain>(f)[3]) == 3);
         if (ranks == 1) {  // it ends the group: nothing comes after it
-          CHECK(mentions(refusal([&] { (void)lease.parameter<float>(f); }),
+          CHECK(mentions(test::message_of([&] { (void)lease.parameter<float>(f); }),
                          "'f' to be asked for as bfloat16, actual float32"));
         }
       });
@@ -527,7 +518,7 @@ TEST_CASE("a step's result is read when it is wanted, before the next step") {
     CHECK_FALSE(first.skipped());
     run_window(sharded, write);
     auto const second = sharded.step();
-    CHECK(mentions(refusal([&] { (void)first.norm(); }), "actual step 1 after step 2"));
+    CHECK(mentions(test::message_of([&] { (void)first.norm(); }), "actual step 1 after step 2"));
     CHECK(second.norm() == 6);
   });
   zero::run_threads(1, [](zero::thread_communicator& comm) {
@@ -538,7 +529,7 @@ TEST_CASE("a step's result is read when it is wanted, before the next step") {
     model sharded{comm, units, zero::stage2{}, signs, zero::local_accumulate{}};
     run_window(sharded, [&](auto const&, std::size_t) { std::ranges::fill(gradient.view, 3.0F); });
     auto const result = sharded.step();
-    CHECK(mentions(refusal([&] { (void)result.norm(); }),
+    CHECK(mentions(test::message_of([&] { (void)result.norm(); }),
                    "expected options::clip_norm, actual none"));
     CHECK_FALSE(result.skipped());
   });
@@ -570,7 +561,7 @@ TEST_CASE("a name that nobody declared is refused") {
         {zero::parameter<float>("a", {1}, zeros)}};
     model const sharded{comm, units, zero::stage0{}, zero::adamw{}, zero::local_accumulate{}};
     CHECK(sharded.find("a") == 0);
-    CHECK(refusal([&] { (void)sharded.find("b"); }) ==
+    CHECK(test::message_of([&] { (void)sharded.find("b"); }) ==
           "find: expected a declared parameter, actual 'b' (rank 0)");
   });
 }
