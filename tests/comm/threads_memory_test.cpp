@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <comm/ranks.hpp>
-#include <device/counting_new.hpp>
+#include <support/counting_allocator.hpp>
 #include <support/thrown.hpp>
 
 #include <algorithm>
@@ -236,7 +236,7 @@ TEST_CASE("a part, and the communicator that it is of, may end before the stream
 }
 
 TEST_CASE("groups that nobody uses any more are freed") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   long after_few = 0;
@@ -251,7 +251,7 @@ TEST_CASE("groups that nobody uses any more are freed") {
       }
       comm.barrier(stream);
       if (comm.rank() == 0) {
-        (round < 10 ? after_few : after_many) = counting_new::live_bytes;
+        (round < 10 ? after_few : after_many) = counting_allocator::live_bytes;
       }
       comm.barrier(stream);
     }
@@ -260,7 +260,7 @@ TEST_CASE("groups that nobody uses any more are freed") {
 }
 
 TEST_CASE("no call allocates, whether it runs in the caller or in a stream's thread") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   for (int const ranks : {1, 2, 4, 8}) {
@@ -288,7 +288,7 @@ TEST_CASE("no call allocates, whether it runs in the caller or in a stream's thr
         };
         every_call();
         if (comm.rank() == 0) {
-          before = counting_new::calls.load();
+          before = counting_allocator::allocations.load();
         }
         comm.exchange(own_bytes, all);
         for (int round = 0; round < 50; ++round) {
@@ -296,7 +296,7 @@ TEST_CASE("no call allocates, whether it runs in the caller or in a stream's thr
         }
         comm.exchange(own_bytes, all);
         if (comm.rank() == 0) {
-          after = counting_new::calls.load();
+          after = counting_allocator::allocations.load();
         }
         comm.exchange(own_bytes, all);
       });

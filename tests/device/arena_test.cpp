@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
 
-#include <device/counting_new.hpp>
+#include <support/counting_allocator.hpp>
 #include <support/thrown.hpp>
 #include <zero/device/arena.hpp>
 #include <zero/device/host.hpp>
@@ -49,24 +49,24 @@ TEST_CASE("the ledger counts real bytes by category and all others as padding") 
 }
 
 TEST_CASE("an arena is one allocation, and its ledger is what the allocator gave") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   for (std::size_t const bytes : {std::size_t{128}, std::size_t{6400}, std::size_t{6} << 20U}) {
-    long const calls = counting_new::calls;
-    long const live = counting_new::live_bytes;
+    long const calls = counting_allocator::allocations;
+    long const live = counting_allocator::live_bytes;
     {
       arena memory{bytes};
       static_cast<void>(memory.take(category::gradients, bytes / 2 - 7, bytes / 2));
       static_cast<void>(memory.take(category::parameters, bytes / 2, bytes / 2));
-      CHECK(counting_new::calls == calls + 1);
-      CHECK(counting_new::live_bytes - live == static_cast<long>(memory.ledger().peak()));
+      CHECK(counting_allocator::allocations == calls + 1);
+      CHECK(counting_allocator::live_bytes - live == static_cast<long>(memory.ledger().peak()));
       CHECK(memory.ledger().padding == 7);
       arena const moved{std::move(memory)};
-      CHECK(counting_new::live_bytes - live == static_cast<long>(moved.ledger().peak()));
+      CHECK(counting_allocator::live_bytes - live == static_cast<long>(moved.ledger().peak()));
     }
-    CHECK(counting_new::calls == calls + 1);
-    CHECK(counting_new::live_bytes == live);
+    CHECK(counting_allocator::allocations == calls + 1);
+    CHECK(counting_allocator::live_bytes == live);
   }
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("a moved arena keeps its addresses and its ledger, and leaves an empty
 }
 
 TEST_CASE("memory that doesn't exist is an error that names its size") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   CHECK(test::message_of<zero::error>([] { arena const memory{std::size_t{1} << 60U}; }) ==

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
 
-#include <device/counting_new.hpp>
+#include <support/counting_allocator.hpp>
 #include <support/thrown.hpp>
 #include <zero/device/host_stream.hpp>
 
@@ -311,7 +311,7 @@ TEST_CASE("after construction a stream and its events allocate nothing") {
     zero::host_stream other{threaded};
     long sum = 0;
     stream.synchronize();
-    long const before = counting_new::calls;
+    long const before = counting_allocator::allocations;
     for (int i = 0; i < 1000; ++i) {
       stream.enqueue([&sum, i] { sum += i; });
       zero::host_event const event = record(stream);
@@ -322,7 +322,7 @@ TEST_CASE("after construction a stream and its events allocate nothing") {
     }
     stream.synchronize();
     other.synchronize();
-    CHECK(counting_new::calls == before);
+    CHECK(counting_allocator::allocations == before);
     CHECK(sum == 1000L * 999 / 2 + 1000);
   }
 }

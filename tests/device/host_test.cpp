@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <device/conformance.hpp>
-#include <device/counting_new.hpp>
+#include <support/counting_allocator.hpp>
 #include <support/thrown.hpp>
 #include <zero/device/host.hpp>
 
@@ -23,22 +23,22 @@ struct threaded_host {
 TEST_CASE_TEMPLATE_INVOKE(device, inline_host, threaded_host);
 
 TEST_CASE("an allocation is exactly one, of exactly the bytes asked for") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   for (std::size_t const bytes : {std::size_t{1}, std::size_t{4097}, (std::size_t{4} << 20U) + 5}) {
-    long const calls = counting_new::calls;
-    long const live = counting_new::live_bytes;
+    long const calls = counting_allocator::allocations;
+    long const live = counting_allocator::live_bytes;
     void* const memory = zero::host::allocate(bytes);
-    CHECK(counting_new::calls == calls + 1);
-    CHECK(counting_new::live_bytes == live + static_cast<long>(bytes));
+    CHECK(counting_allocator::allocations == calls + 1);
+    CHECK(counting_allocator::live_bytes == live + static_cast<long>(bytes));
     zero::host::deallocate(memory, bytes);
-    CHECK(counting_new::live_bytes == live);
+    CHECK(counting_allocator::live_bytes == live);
   }
 }
 
 TEST_CASE("memory that doesn't exist is an error that names the bytes") {
-  if (!counting_new::available) {
+  if (!counting_allocator::available) {
     return;
   }
   CHECK(test::message_of<zero::error>([] {
@@ -61,7 +61,7 @@ TEST_CASE("the host's operations allocate nothing") {
     zero::host_stream stream{threaded};
     stream.synchronize();
     sum = 0.0F;
-    long const calls = counting_new::calls;
+    long const calls = counting_allocator::allocations;
     zero::host::fill_zero(stream, std::span{a});
     zero::host::convert(stream, std::span{a}, std::span{b});
     zero::host::copy(stream, std::span{a}.first(50), std::span{a}.last(50));
@@ -75,7 +75,7 @@ TEST_CASE("the host's operations allocate nothing") {
         },
         &sum, nullptr);
     stream.synchronize();
-    CHECK(counting_new::calls == calls);
+    CHECK(counting_allocator::allocations == calls);
     CHECK(sum == 200.0F);
   }
 }

@@ -9,8 +9,13 @@
 /// @file
 /// Replaces the program's allocator by one that counts, for every thread and for all together:
 /// included by one source of a test program. Memory with the alignment that `zero::host` asks for
-/// is counted apart, too. The sanitizers of clang++ have an allocator that can't be replaced; there
-/// `available` is false, and nothing is counted.
+/// is counted apart, too. The sanitizers of clang++ have an allocator that can't be replaced, and
+/// that ends the program where there is no memory; there `available` is false, and nothing is
+/// counted.
+
+// Under a sanitizer too, memory that there isn't is an exception.
+extern "C" char const* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" char const* __tsan_default_options() { return "allocator_may_return_null=1"; }
 
 namespace counting_allocator {
 
