@@ -9,6 +9,8 @@
 #include <zero/device/host_stream.hpp>
 
 #include <doctest/doctest.h>
+#include <support/noise.hpp>
+#include <support/same_bits.hpp>
 #include <support/thrown.hpp>
 #include <support/watchdog.hpp>
 
@@ -19,8 +21,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -84,29 +84,6 @@ std::vector<T> sums(int ranks, std::size_t first, std::size_t count) {
         static_cast<float>(ranks * (ranks + 1) / 2 * static_cast<int>((first + i) % 5)));
   }
   return out;
-}
-
-/// Values of many magnitudes and both signs, other ones on every rank; not a NaN.
-template <class T>
-std::vector<T> noise(int rank, std::size_t count) {
-  std::vector<T> out(count);
-  auto state = static_cast<std::uint32_t>(rank) * 2654435761U + 12345U;
-  for (T& value : out) {
-    state = state * 1664525U + 1013904223U;
-    auto const significand = static_cast<float>(static_cast<std::int32_t>(state)) / 2147483648.0F;
-    value = static_cast<T>(std::ldexp(significand, static_cast<int>(state % 7U) - 3));
-  }
-  return out;
-}
-
-template <class T>
-bool same_bits(std::span<T const> a, std::span<T const> b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
-}
-template <class T>
-bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-  return same_bits(std::span{a}, std::span{b});
 }
 
 /// What one rank's reduce-scatter must give: the definition, element by element.

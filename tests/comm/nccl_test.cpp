@@ -8,6 +8,8 @@
 #include <doctest/doctest.h>
 #include <fake/cuda.hpp>
 #include <fake/nccl.hpp>
+#include <support/noise.hpp>
+#include <support/same_bits.hpp>
 #include <support/thrown.hpp>
 #include <support/watchdog.hpp>
 
@@ -16,7 +18,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +33,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::failure_of;
+using test::noise;
+using test::same_bits;
 using test::thrown;
 using zero::combine;
 using zero::nccl;
@@ -106,19 +109,6 @@ class array {
   std::unique_ptr<void, release> memory_;
 };
 
-/// Values of many magnitudes and both signs, other ones on every rank.
-template <class T>
-std::vector<T> noise(int rank, std::size_t count) {
-  std::vector<T> out(count);
-  auto state = static_cast<std::uint32_t>(rank) * 2654435761U + 12345U;
-  for (T& value : out) {
-    state = state * 1664525U + 1013904223U;
-    auto const significand = static_cast<float>(static_cast<std::int32_t>(state)) / 2147483648.0F;
-    value = static_cast<T>(std::ldexp(significand, static_cast<int>(state % 7U) - 3));
-  }
-  return out;
-}
-
 template <class T>
 std::vector<T> converted(std::vector<float> const& values) {
   std::vector<T> out;
@@ -126,12 +116,6 @@ std::vector<T> converted(std::vector<float> const& values) {
     out.push_back(static_cast<T>(value));
   }
   return out;
-}
-
-template <class T>
-bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 /// The definition: in rank order, in the accumulate type, times 1/P, rounded once, then added.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <support/same_bits.hpp>
 
 #include <zero/core/dtype.hpp>
 #include <zero/optim/fused_update.hpp>
@@ -61,9 +62,10 @@ class shard {
   [[nodiscard]] std::size_t size() const { return size_; }
 
   friend bool operator==(shard const& a, shard const& b) {
-    bool equal = same_bits(a.parameter_, b.parameter_) && same_bits(a.master_, b.master_);
+    bool equal =
+        test::same_bits(a.parameter_, b.parameter_) && test::same_bits(a.master_, b.master_);
     for (std::size_t k = 0; k < states; ++k) {
-      equal = equal && same_bits(a.state_[k], b.state_[k]);
+      equal = equal && test::same_bits(a.state_[k], b.state_[k]);
     }
     return equal;
   }
@@ -84,11 +86,6 @@ class shard {
   }
 
  private:
-  template <class T>
-  static bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-  }
-
   std::size_t size_;
   std::vector<Parameter> parameter_;
   std::vector<real> master_;

@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -215,11 +214,6 @@ std::vector<T> train(Communicator& comm, setting const& how, Optimizer const& op
   }
   model.wait();
   return engine.values(model);
-}
-
-template <class T>
-bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 /// The same in stage 0 on ranks that are threads of the host, for each policy.

@@ -116,21 +116,4 @@ class engine {
   std::vector<std::vector<std::size_t>> ids_;
 };
 
-/// Whether two lists have the same bits.
-template <class T>
-[[nodiscard]] bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-  auto const bytes_of = [](std::vector<T> const& of) { return std::as_bytes(std::span{of}); };
-  auto const left = bytes_of(a);
-  auto const right = bytes_of(b);
-  if (left.size() != right.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    if (left[i] != right[i]) {
-      return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace test

@@ -8,6 +8,7 @@
 #include <zero/train/accumulation.hpp>
 #include <zero/train/sharded_model.hpp>
 
+#include <support/check_values.hpp>
 #include <support/mock_model.hpp>
 #include <support/settings.hpp>
 
@@ -37,15 +38,6 @@ using test::everywhere;
 
 constexpr zero::sgd plain{.learning_rate = 1};
 constexpr zero::sgd with_momentum{.learning_rate = 0.1, .momentum = 0.9};
-
-template <class Tensor>
-void check_values(sharded_model& sharded, test::basic_model<Tensor>& engine,
-                  test::whole_values const& expected, test::setting const& how) {
-  test::whole_values const actual = test::read(sharded, engine);
-  for (auto const& each : expected) {
-    CHECK_MESSAGE(actual.at(each.first) == each.second, how.name, ", parameter ", each.first);
-  }
-}
 
 /// Checks that what comes first for a key comes every time, to the bit.
 class same_bits {
@@ -129,7 +121,7 @@ TEST_CASE("a unit used twice in forward and backward adds up both uses") {
       }
     }
     sharded.step();
-    check_values(sharded, engine, {{"a", values(5, 7)}}, how);
+    test::check_values(sharded, engine, {{"a", values(5, 7)}}, how);
   });
 }
 
@@ -198,17 +190,17 @@ TEST_CASE(
     };
     window({even ? optional_gradient{} : 4.0F});  // the mean is 2, and so is the momentum
     CHECK_MESSAGE(sharded.steps(id) == 1, how.name);
-    check_values(sharded, engine, {{"p", values(3, 8)}}, how);
+    test::check_values(sharded, engine, {{"p", values(3, 8)}}, how);
     window({{}, {}});  // nothing: the momentum stays
     CHECK_MESSAGE(sharded.steps(id) == 1, how.name);
     CHECK_MESSAGE(sharded.steps(sharded.find("q")) == 2, how.name);
-    check_values(sharded, engine, {{"p", values(3, 8)}}, how);
+    test::check_values(sharded, engine, {{"p", values(3, 8)}}, how);
     window({{}, even ? 8.0F : optional_gradient{}});  // the mean is 2 again: momentum 0.5 * 2 + 2
     CHECK_MESSAGE(sharded.steps(id) == 2, how.name);
-    check_values(sharded, engine, {{"p", values(3, 5)}}, how);
+    test::check_values(sharded, engine, {{"p", values(3, 5)}}, how);
     window({even ? 8.0F : optional_gradient{}, {}});  // 0.5 * 3 + 2
     CHECK_MESSAGE(sharded.steps(id) == 3, how.name);
-    check_values(sharded, engine, {{"p", values(3, 1.5F)}}, how);
+    test::check_values(sharded, engine, {{"p", values(3, 1.5F)}}, how);
   });
 }
 
@@ -228,7 +220,7 @@ TEST_CASE("a use that is skipped leaves what other uses of the parameter added")
       }
       sharded.step();
       CHECK_MESSAGE(sharded.steps(0) == 1, how.name);
-      check_values(sharded, engine, {{"e", values(3, 8)}}, how);
+      test::check_values(sharded, engine, {{"e", values(3, 8)}}, how);
     });
   }
 }
@@ -279,12 +271,12 @@ TEST_CASE("a frozen parameter stays as it is, and has neither gradient nor optim
       auto const gradient = [](std::string const&, std::size_t) { return 1.0F; };
       test::run_microbatch(sharded, engine, 0, 1, gradient);
       sharded.step();
-      check_values(sharded, engine,
-                   {{"a", values(6, expected)},
-                    {"f", values(12, 3)},
-                    {"g", values(6, 4)},
-                    {"b", values(6, expected)}},
-                   how);
+      test::check_values(sharded, engine,
+                         {{"a", values(6, expected)},
+                          {"f", values(12, 3)},
+                          {"g", values(6, 4)},
+                          {"b", values(6, expected)}},
+                         how);
     }
     CHECK_MESSAGE(engine.gradient("f").view.empty(), how.name);
     CHECK_MESSAGE(engine.gradient("g").view.empty(), how.name);
@@ -434,11 +426,11 @@ TEST_CASE("with two open buckets, gradients that come last unit first are reduce
         }
         sharded.step();
         float const mean = static_cast<float>(comm.size() + 1) / 2;
-        check_values(sharded, engine,
-                     {{"a", values(5, 10 - mean)},
-                      {"c", values(40, 10 - mean)},
-                      {"e", values(9, 10 - mean)}},
-                     how);
+        test::check_values(sharded, engine,
+                           {{"a", values(5, 10 - mean)},
+                            {"c", values(40, 10 - mean)},
+                            {"e", values(9, 10 - mean)}},
+                           how);
         CHECK_MESSAGE(sharded.gradient_high_water() <= (how.policy.per_microbatch ? 2 : 0),
                       how.name);
       });
@@ -460,7 +452,7 @@ TEST_CASE("a tied parameter's gradient comes once, after its last use") {
       hand_over(micro, 0, 4, m == 0, [](std::size_t) { return 3.0F; });
     }
     sharded.step();
-    check_values(sharded, engine, {{"e", values(4, 7)}, {"a", values(3, 9)}}, how);
+    test::check_values(sharded, engine, {{"e", values(4, 7)}, {"a", values(3, 9)}}, how);
   });
 }
 
@@ -479,6 +471,6 @@ TEST_CASE("a gradient that a stream still computes is waited for") {
       micro.gradient_ready(0, std::span{gradient}, producer);
     }
     sharded.step();
-    check_values(sharded, engine, {{"a", values(5, 8)}}, how);
+    test::check_values(sharded, engine, {{"a", values(5, 8)}}, how);
   });
 }

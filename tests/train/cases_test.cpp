@@ -12,6 +12,7 @@
 #include <zero/optim/sgd.hpp>
 #include <zero/train/sharded_model.hpp>
 
+#include <support/check_values.hpp>
 #include <support/hooked_communicator.hpp>
 #include <support/mock_model.hpp>
 #include <support/settings.hpp>
@@ -60,15 +61,6 @@ zero::sharded_model<communicator, Optimizer> make_sharded(
   return {comm, units, how.stage, optimizer, how.policy, how.options};
 }
 
-template <class Sharded>
-void check_values(Sharded& sharded, test::model& engine, test::whole_values const& expected,
-                  test::setting const& how) {
-  test::whole_values const actual = test::read(sharded, engine);
-  for (auto const& each : expected) {
-    CHECK_MESSAGE(actual.at(each.first) == each.second, how.name, ", parameter ", each.first);
-  }
-}
-
 /// The mean over ranks of rank + 1.
 float mean_of_ranks(communicator const& comm) { return static_cast<float>(comm.size() + 1) / 2; }
 
@@ -105,19 +97,19 @@ TEST_CASE(
       auto const first = window(false);
       CHECK_MESSAGE(!first.skipped(), how.name);
       CHECK_MESSAGE(first.norm() == 2.0, how.name);
-      check_values(sharded, engine, {{"p", values(4, 9.0F)}}, how);
+      test::check_values(sharded, engine, {{"p", values(4, 9.0F)}}, how);
 
       auto const second = window(true);
       CHECK_MESSAGE(second.skipped(), how.name);
       CHECK_MESSAGE(!std::isfinite(second.norm()), how.name);
       CHECK_MESSAGE(sharded.steps(sharded.find("p")) == 1, how.name);
-      check_values(sharded, engine, {{"p", values(4, 9.0F)}}, how);
+      test::check_values(sharded, engine, {{"p", values(4, 9.0F)}}, how);
 
       auto const third = window(false);  // the momentum is 1, and becomes 0.5 * 1 + 1
       CHECK_MESSAGE(!third.skipped(), how.name);
       CHECK_MESSAGE(third.norm() == 2.0, how.name);
       CHECK_MESSAGE(sharded.steps(sharded.find("p")) == 2, how.name);
-      check_values(sharded, engine, {{"p", values(4, 7.5F)}}, how);
+      test::check_values(sharded, engine, {{"p", values(4, 7.5F)}}, how);
     });
   }
 }
@@ -150,8 +142,8 @@ TEST_CASE("case 9: a window's micro-batches are averaged, however many ran") {
       sharded.step();
     };
     auto const check = [&](float p) {
-      check_values(sharded, engine, {{"a", values(5, p)}, {"b", values(3, p)}, {"c", values(1, p)}},
-                   how);
+      test::check_values(sharded, engine,
+                         {{"a", values(5, p)}, {"b", values(3, p)}, {"c", values(1, p)}}, how);
     };
     window({1, 3}, 2);
     check(8);
@@ -178,19 +170,19 @@ TEST_CASE("case 11: a parameter without a gradient isn't updated from an old one
                };
                std::size_t const id = sharded.find("p");
                step(1.0F);
-               check_values(sharded, engine, {{"p", values(3, 9)}, {"q", values(2, 9)}}, how);
+               test::check_values(sharded, engine, {{"p", values(3, 9)}, {"q", values(2, 9)}}, how);
                step({});
-               check_values(sharded, engine, {{"p", values(3, 9)}, {"q", values(2, 8)}}, how);
+               test::check_values(sharded, engine, {{"p", values(3, 9)}, {"q", values(2, 8)}}, how);
                CHECK_MESSAGE(sharded.steps(id) == 1, how.name);
                step(1.0F);
-               check_values(sharded, engine, {{"p", values(3, 8)}, {"q", values(2, 7)}}, how);
+               test::check_values(sharded, engine, {{"p", values(3, 8)}, {"q", values(2, 7)}}, how);
 
                CHECK_MESSAGE(step(std::numeric_limits<float>::infinity()).skipped(), how.name);
                auto const after = step({});
                CHECK_MESSAGE(after.norm() == doctest::Approx(std::sqrt(2.0)), how.name);
-               check_values(sharded, engine, {{"p", values(3, 8)}, {"q", values(2, 6)}}, how);
+               test::check_values(sharded, engine, {{"p", values(3, 8)}, {"q", values(2, 6)}}, how);
                step(1.0F);
-               check_values(sharded, engine, {{"p", values(3, 7)}, {"q", values(2, 5)}}, how);
+               test::check_values(sharded, engine, {{"p", values(3, 7)}, {"q", values(2, 5)}}, how);
                CHECK_MESSAGE(sharded.steps(id) == 3, how.name);
              });
 }
@@ -199,17 +191,17 @@ TEST_CASE("case 13: the norm is that of the mean gradient, and the same on every
   for (bool const clips : {true, false}) {
     zero::options const options{.clip_norm = clips ? 1.0 : std::numeric_limits<double>::infinity(),
                                 .alignment = 1};
-    everywhere({1, 2, 3, 4}, options,
-               [&](communicator& comm, test::setting const& how, test::hooks&) {
-                 test::model engine{{{{"p", 4}}}};
-                 auto sharded = make_sharded(comm, engine.units(), plain, how);
-                 auto const result =
-                     test::run_step(sharded, engine, static_cast<float>(2 * comm.rank() + 1));
-                 auto const mean = static_cast<float>(comm.size());  // of 1, 3, 5, ...
-                 CHECK_MESSAGE(result.norm() == 2.0 * comm.size(), how.name);
-                 CHECK_MESSAGE(!result.skipped(), how.name);
-                 check_values(sharded, engine, {{"p", values(4, clips ? 9.5F : 10 - mean)}}, how);
-               });
+    everywhere(
+        {1, 2, 3, 4}, options, [&](communicator& comm, test::setting const& how, test::hooks&) {
+          test::model engine{{{{"p", 4}}}};
+          auto sharded = make_sharded(comm, engine.units(), plain, how);
+          auto const result =
+              test::run_step(sharded, engine, static_cast<float>(2 * comm.rank() + 1));
+          auto const mean = static_cast<float>(comm.size());  // of 1, 3, 5, ...
+          CHECK_MESSAGE(result.norm() == 2.0 * comm.size(), how.name);
+          CHECK_MESSAGE(!result.skipped(), how.name);
+          test::check_values(sharded, engine, {{"p", values(4, clips ? 9.5F : 10 - mean)}}, how);
+        });
   }
 }
 
@@ -221,7 +213,7 @@ TEST_CASE("case 15: a tied parameter adds up its uses, and counts once in norm a
                for (float const expected : {8.0F, 6.0F}) {
                  auto const result = test::run_step(sharded, engine, 1);
                  CHECK_MESSAGE(result.norm() == 4.0, how.name);
-                 check_values(sharded, engine, {{"e", values(4, expected)}}, how);
+                 test::check_values(sharded, engine, {{"e", values(4, expected)}}, how);
                  auto evaluation = sharded.evaluation();  // seen by both of its uses
                  for (std::size_t u = 0; u < 2; ++u) {
                    auto const lease = evaluation.forward(u);
@@ -257,7 +249,7 @@ TEST_CASE("case 17: a parameter as big as a bucket, or bigger, is reduced like a
                  for (auto const& unit : units) {
                    expected[unit[0].name] = values(unit[0].size, 10 - mean_of_ranks(comm));
                  }
-                 check_values(sharded, engine, expected, how);
+                 test::check_values(sharded, engine, expected, how);
                });
   }
 }
@@ -317,7 +309,7 @@ TEST_CASE("case 21: the first real update is step 1, and nothing happens before 
     zero::adamw const optimizer{.learning_rate = 0.1, .weight_decay = 0.01};
     auto sharded = make_sharded(comm, engine.units(), optimizer, how);
     CHECK_MESSAGE(sharded.steps(sharded.find("p")) == 0, how.name);
-    check_values(sharded, engine, {{"p", values(3, 0)}, {"q", values(2, 5)}}, how);
+    test::check_values(sharded, engine, {{"p", values(3, 0)}, {"q", values(2, 5)}}, how);
     test::run_step(sharded, engine, 1);
     CHECK_MESSAGE(sharded.steps(sharded.find("p")) == 1, how.name);
     test::whole_values const after = test::read(sharded, engine);
@@ -344,7 +336,7 @@ TEST_CASE("case 23: parameters of no elements change nothing for their neighbour
                    auto const result = test::run_step(sharded, engine, 1);
                    CHECK_MESSAGE(result.norm() == doctest::Approx(std::sqrt(32.0)).epsilon(1e-15),
                                  how.name);
-                   check_values(
+                   test::check_values(
                        sharded, engine,
                        {{"a", values(8, expected)}, {"z", {}}, {"b", values(24, expected)}}, how);
                  }
@@ -449,7 +441,7 @@ TEST_CASE("case 27: passes without a backward leave nothing gathered and change 
     };
     for (float const expected : {9.0F, 8.0F}) {
       test::run_step(sharded, engine, 1);
-      check_values(
+      test::check_values(
           sharded, engine,
           {{"a", values(5, expected)}, {"b", values(7, expected)}, {"c", values(2, expected)}},
           how);
@@ -463,43 +455,43 @@ TEST_CASE("case 27: passes without a backward leave nothing gathered and change 
 
 TEST_CASE("case 29: recomputation gathers and releases, frozen units too") {
   for (bool const nested : {false, true}) {
-    everywhere(
-        {1, 2, 3}, {.bucket_bytes = 0},
-        [&](communicator& comm, test::setting const& how, test::hooks&) {
-          test::model engine{
-              {{{"a", 1000}}, {{"b", 1000, 10, true}}, {{"c", 1000}}, {{"d", 1000}}}};
-          auto sharded = make_sharded(comm, engine.units(), plain, how);
-          for (std::size_t m = 0; m < 2; ++m) {
-            {
-              auto micro = sharded.microbatch(m, 2);
-              for (std::size_t u = 0; u < 4; ++u) {
-                auto const lease = micro.forward(u);
-              }
-              for (std::size_t u = 4; u-- > 0;) {
-                auto again = micro.recompute(u);
-                if (!nested) {
-                  again.end();
-                }
-                auto const lease = micro.backward(u);
-                test::write_gradients(sharded, engine, lease,
-                                      [](std::string const&, std::size_t) { return 1.0F; });
-              }
-            }
-            CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
-          }
-          sharded.step();
-          auto const counts = sharded.gathered();
-          CHECK_MESSAGE(counts.gathers == counts.releases, how.name);
-          if (how.stage.shards_parameters()) {
-            CHECK_MESSAGE(counts.gathers >= 8, how.name);
-            CHECK_MESSAGE(
-                counts.high_water <= (how.stage.keep_after_forward ? 4 : 1 + how.stage.prefetch),
-                how.name);
-          }
-          check_values(sharded, engine,
-                       {{"a", values(1000, 9)}, {"b", values(1000, 10)}, {"c", values(1000, 9)}},
-                       how);
-        });
+    everywhere({1, 2, 3}, {.bucket_bytes = 0},
+               [&](communicator& comm, test::setting const& how, test::hooks&) {
+                 test::model engine{
+                     {{{"a", 1000}}, {{"b", 1000, 10, true}}, {{"c", 1000}}, {{"d", 1000}}}};
+                 auto sharded = make_sharded(comm, engine.units(), plain, how);
+                 for (std::size_t m = 0; m < 2; ++m) {
+                   {
+                     auto micro = sharded.microbatch(m, 2);
+                     for (std::size_t u = 0; u < 4; ++u) {
+                       auto const lease = micro.forward(u);
+                     }
+                     for (std::size_t u = 4; u-- > 0;) {
+                       auto again = micro.recompute(u);
+                       if (!nested) {
+                         again.end();
+                       }
+                       auto const lease = micro.backward(u);
+                       test::write_gradients(sharded, engine, lease,
+                                             [](std::string const&, std::size_t) { return 1.0F; });
+                     }
+                   }
+                   CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
+                 }
+                 sharded.step();
+                 auto const counts = sharded.gathered();
+                 CHECK_MESSAGE(counts.gathers == counts.releases, how.name);
+                 if (how.stage.shards_parameters()) {
+                   CHECK_MESSAGE(counts.gathers >= 8, how.name);
+                   CHECK_MESSAGE(counts.high_water <=
+                                     (how.stage.keep_after_forward ? 4 : 1 + how.stage.prefetch),
+                                 how.name);
+                 }
+                 test::check_values(
+                     sharded, engine,
+                     {{"a", values(1000, 9)}, {"b", values(1000, 10)}, {"c", values(1000, 9)}},
+                     how);
+               });
   }
 }
 
@@ -611,7 +603,7 @@ TEST_CASE("case 35: a gradient slot isn't filled again before its slow reduction
         return static_cast<float>(name[1] - '0' + 1);
       });
       sharded.step();
-      check_values(sharded, engine, expected, how);
+      test::check_values(sharded, engine, expected, how);
     });
   }
 }

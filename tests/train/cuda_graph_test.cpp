@@ -9,10 +9,10 @@
 #include <fake/cuda.hpp>
 #endif
 #include <support/device_engine.hpp>
+#include <support/same_bits.hpp>
 #include <support/thrown.hpp>
 
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -84,10 +84,6 @@ std::vector<float> eager(test::setting const& how) {
   return rank.values();
 }
 
-bool same_bits(std::vector<float> const& a, std::vector<float> const& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 }  // namespace
 
 TEST_CASE("ten replays of a step have the bits of ten eager steps, learning rates included") {
@@ -114,7 +110,7 @@ TEST_CASE("ten replays of a step have the bits of ten eager steps, learning rate
       CHECK(rank.model.steps(0) == steps - 1);
       rank.model.optimizer().learning_rate = rank_of_one::rate(steps - 1);
       rank.step();  // and eager again
-      CHECK(same_bits(rank.values(), eager(how)));
+      CHECK(test::same_bits(rank.values(), eager(how)));
       CHECK(rank.model.steps(0) == steps);
     }
   }

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <support/device_engine.hpp>
+#include <support/same_bits.hpp>
 #if defined(ZERO_FAKE_CUDA)
 #include <fake/child.hpp>
 #include <fake/cuda.hpp>

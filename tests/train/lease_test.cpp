@@ -6,6 +6,7 @@
 #include <zero/optim/sgd.hpp>
 #include <zero/train/sharded_model.hpp>
 
+#include <support/check_values.hpp>
 #include <support/failures.hpp>
 #include <support/mock_model.hpp>
 #include <support/settings.hpp>
@@ -38,15 +39,6 @@ constexpr zero::sgd plain{.learning_rate = 1};
 auto const one = [](std::string const&, std::size_t) { return 1.0F; };
 
 test::model::structure three_units() { return {{{"a", 5}}, {{"b", 7}}, {{"c", 3}}}; }
-
-template <class Sharded>
-void check_values(Sharded& sharded, test::model& engine, test::whole_values const& expected,
-                  test::setting const& how) {
-  test::whole_values const actual = test::read(sharded, engine);
-  for (auto const& each : expected) {
-    CHECK_MESSAGE(actual.at(each.first) == each.second, how.name, ", parameter ", each.first);
-  }
-}
 
 /// Run body(sharded, engine, comm) in every setting on two ranks; every rank must fail and say
 /// `parts`, and every later call of the model must fail too.
@@ -136,7 +128,7 @@ TEST_CASE("a lease that outlives its micro-batch still counts, for step and for 
       test::write_gradients(sharded, engine, lease, one);
     }
     sharded.step();
-    check_values(sharded, engine, {{"a", values(5, 9)}}, how);
+    test::check_values(sharded, engine, {{"a", values(5, 9)}}, how);
   });
 }
 
@@ -168,8 +160,8 @@ TEST_CASE("a lease moves, ends early, and is refused once it has ended") {
       }
     }
     sharded.step();
-    check_values(sharded, engine, {{"a", values(5, 9)}, {"b", values(7, 9)}, {"c", values(3, 9)}},
-                 how);
+    test::check_values(sharded, engine,
+                       {{"a", values(5, 9)}, {"b", values(7, 9)}, {"c", values(3, 9)}}, how);
   });
 }
 
@@ -570,8 +562,9 @@ TEST_CASE("a reduced gradient is asked for between a window's last backward and 
         CHECK_MESSAGE(elements.size() == (whole ? 5 : end - begin), how.name);
         CHECK_MESSAGE((elements.empty() || part.first == (whole ? 0 : begin)), how.name);
         sharded.step();
-        check_values(sharded, engine,
-                     {{"a", {9.5F, -0.5F, -10.5F, -20.5F, -30.5F}}, {"b", values(4, 9)}}, how);
+        test::check_values(sharded, engine,
+                           {{"a", {9.5F, -0.5F, -10.5F, -20.5F, -30.5F}}, {"b", values(4, 9)}},
+                           how);
       });
 }
 
@@ -630,8 +623,9 @@ TEST_CASE("evaluation and recomputation change no result, and are metered by the
           test::model engine{three_units()};
           sharded_model sharded{comm, engine.units(), how.stage, plain, how.policy, how.options};
           for (float const expected : {9.0F, 8.0F}) {
-            check_values(sharded, engine,
-                         {{"a", values(5, expected + 1)}, {"c", values(3, expected + 1)}}, how);
+            test::check_values(sharded, engine,
+                               {{"a", values(5, expected + 1)}, {"c", values(3, expected + 1)}},
+                               how);
             {
               auto micro = sharded.microbatch(0, 1);
               for (std::size_t u = 0; u < 3; ++u) {
@@ -649,8 +643,8 @@ TEST_CASE("evaluation and recomputation change no result, and are metered by the
             }
             sharded.step();
           }
-          check_values(sharded, engine,
-                       {{"a", values(5, 8)}, {"b", values(7, 8)}, {"c", values(3, 8)}}, how);
+          test::check_values(sharded, engine,
+                             {{"a", values(5, 8)}, {"b", values(7, 8)}, {"c", values(3, 8)}}, how);
 
           // With 64 bytes of alignment every unit is one slice of 16 elements a rank.
           zero::traffic_bytes const sent = sharded.sent();
@@ -721,6 +715,6 @@ TEST_CASE("the order of units may change from step to step") {
       expected -= 1;
     } while (std::next_permutation(order.begin(), order.end()));
     CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
-    check_values(sharded, engine, {{"a", values(5, -14)}, {"d", values(9, -14)}}, how);
+    test::check_values(sharded, engine, {{"a", values(5, -14)}, {"d", values(9, -14)}}, how);
   });
 }

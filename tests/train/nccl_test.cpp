@@ -10,6 +10,7 @@
 #include <fake/cuda.hpp>
 #include <fake/nccl.hpp>
 #include <support/device_engine.hpp>
+#include <support/same_bits.hpp>
 #include <support/thrown.hpp>
 #include <support/watchdog.hpp>
 

@@ -6,6 +6,7 @@
 #include <zero/train/sharded_model.hpp>
 
 #include <doctest/doctest.h>
+#include <support/same_bits.hpp>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +14,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -163,10 +163,6 @@ std::vector<float> train(zero::thread_communicator& comm, setting const& chosen,
   return out;
 }
 
-bool same_bits(std::vector<float> const& a, std::vector<float> const& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 float largest_difference(std::vector<float> const& a, std::vector<float> const& b) {
   float largest = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -198,7 +194,7 @@ void check(zero::precision precision, float rounding) {
           });
           first = first.empty() ? got.front() : first;
           for (std::vector<float> const& mine : got) {
-            CHECK(same_bits(mine, first));
+            CHECK(test::same_bits(mine, first));
           }
         }
       }
@@ -230,7 +226,7 @@ TEST_CASE("a clip norm that is never reached changes no bit") {
           train<zero::bfloat16>(comm, plain, zero::local_accumulate{}, {.precision = zero::bf16});
       std::vector<float> const with = train<zero::bfloat16>(
           comm, plain, zero::local_accumulate{}, {.clip_norm = 1e6, .precision = zero::bf16});
-      CHECK(same_bits(without, with));
+      CHECK(test::same_bits(without, with));
     });
   }
 }

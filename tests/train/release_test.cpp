@@ -3,6 +3,7 @@
 #include <support/counting_allocator.hpp>
 #include <support/engine.hpp>
 #include <support/owning_tensor.hpp>
+#include <support/same_bits.hpp>
 #include <support/thrown.hpp>
 #include <zero/comm/run_threads.hpp>
 #include <zero/core/bfloat16.hpp>
