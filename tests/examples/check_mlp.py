@@ -173,9 +173,13 @@ def cuda():
         refuse(1, [*flags, "nccl"], "--communicator nccl", "expected a build with NCCL")
     else:
         one_gpu = "cudaErrorInvalidDevice" in run(*flags, "nccl", "--ranks", "2").stderr
-        for ranks in ["1"] if one_gpu else ["1", "2"]:
-            same_bits([train(*flags, one, "--ranks", ranks)[0] for one in ["loopback", "nccl"]],
-                      f"communicators of {ranks} rank(s)")
+        # The largest layer: 64 * 24 + 24 = 1560 elements; half of them, rounded up to 64, are 832.
+        # NCCL receives the other rank's slice in a scratch of 832 * 4 bytes, 13 times 256.
+        for ranks, scratch in [("1", 0)] if one_gpu else [("1", 0), ("2", 3328)]:
+            results = [train(*flags, one, "--ranks", ranks)[0] for one in ["loopback", "nccl"]]
+            same_bits(results, f"communicators of {ranks} rank(s)")
+            staging = [one["allocated_bytes"]["staging"] for one in results]
+            check(staging == [0, scratch], f"[0, {scratch}] bytes of staging, actual {staging}")
         refuse(1, [*flags, "nccl", "--ranks", "64"], "cudaSetDevice", "cudaErrorInvalidDevice", "(rank ")
     refuse(2, ["--device", "cuda", "--communicator", "threads"], "--communicator", "expected loopback|nccl",
            "actual threads")

@@ -6,6 +6,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/comm/nccl_setup.hpp>
 #include <zero/comm/nccl_transfer.hpp>
+#include <zero/comm/scratch.hpp>
 #include <zero/comm/split_vote.hpp>
 #include <zero/comm/store.hpp>
 #include <zero/core/any_span.hpp>
@@ -135,7 +136,7 @@ class nccl {
   }
 
   /// A communicator of the ranks that give the same color, in the order of (key, rank), with this
-  /// one's options and a scratch of its own. An abort of this one reaches it; the reverse isn't so.
+  /// one's options. An abort of this one reaches it; the reverse isn't so.
   ///
   /// Ordering:   blocks.
   /// Collective: every rank.
@@ -194,6 +195,41 @@ class nccl {
   /// End what `register_memory` began, before that memory ends.
   void end_registrations() noexcept { me_->end_registrations(); }
 
+  /// The scratch with which a reduction over slices of `of.slice` elements goes in one part, or
+  /// `nccl_options::scratch_bytes` where that is less (`nccl_options::scratch_for`).
+  [[nodiscard]] std::uint64_t scratch_for(reduction_shape const& of) const {
+    return me_->options.scratch_for(of, static_cast<std::uint64_t>(size()));
+  }
+
+  /// Lend memory of the rank's device that later reductions go through, instead of scratch of the
+  /// communicator's own, until `end_scratch`; and until the streams have run those reductions.
+  ///
+  /// Shapes:     at a multiple of 256 bytes; at least 256 bytes for each other rank in ordered mode,
+  ///             for each rank in fast mode.
+  /// Collective: every rank, with as many bytes, between the same calls: what doesn't fit goes in
+  ///             parts.
+  void use_scratch(std::span<std::byte> memory) {
+    std::uint64_t const slots =
+        detail::scratch_slots(me_->options.mode, static_cast<std::uint64_t>(size()));
+    std::size_t const least = detail::scratch_alignment * std::max<std::uint64_t>(slots, 1);
+    bool const aligned =
+        reinterpret_cast<std::uintptr_t>(memory.data()) % detail::scratch_alignment == 0;
+    check([&] {
+      if (!aligned || memory.size() < least) {
+        throw usage_error{
+            detail::text("use_scratch: expected at least ", least, " bytes at a multiple of ",
+                         detail::scratch_alignment, ", actual ", memory.size(), " bytes",
+                         aligned ? "" : " at another address", " (rank ", rank(), ")")};
+      }
+    });
+    me_->lent = memory;
+  }
+
+  /// End what `use_scratch` began, before that memory ends.
+  ///
+  /// Collective: every rank, between the same calls.
+  void end_scratch() noexcept { me_->lent = {}; }
+
  private:
   explicit nccl(std::unique_ptr<detail::nccl_rank> me) noexcept : me_{std::move(me)} {}
 
@@ -240,9 +276,13 @@ class nccl {
     std::uint64_t const sequence =
         handle.calls.start(call, me_->options.compare_calls && size() > 1);
     try {
-      detail::nccl_transfer{handle, me_->scratch, call, me_->sources, on}.run(me_->options.mode);
+      std::span<std::byte> const memory = me_->memory_of(call, on);
+      detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
       handle.calls.watch(call, sequence, since, on);
     } catch (communication_error const&) {
+      throw;
+    } catch (usage_error const& cause) {
+      abort(cause.what());
       throw;
     } catch (std::exception const& cause) {
       handle.fail(
@@ -270,6 +310,6 @@ class nccl {
   std::unique_ptr<detail::nccl_rank> me_;
 };
 
-static_assert(communicator<nccl>);
+static_assert(communicator<nccl> && borrows_scratch<nccl>);
 
 }  // namespace zero::inline v0
