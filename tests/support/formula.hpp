@@ -50,8 +50,8 @@ struct unit {
 using model = std::vector<unit>;
 
 /// What reductions go through: nothing; a slot for each other rank's slice; or a slot for each
-/// rank's, in the type on the wire, where the sum on the wire isn't the result. A slot is a multiple
-/// of 256 bytes.
+/// rank's, in the type on the wire, where the sum on the wire isn't the result. A slot is a
+/// multiple of 256 bytes.
 enum class reductions { in_place, other_ranks, all_ranks };
 
 struct settings {

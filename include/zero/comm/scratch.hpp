@@ -11,7 +11,7 @@
 
 /// @file
 /// Device memory that a communicator's reductions go through, beside the spans given to them. Who
-/// plans memory asks how much that is, and lends it; communicators that need none have none of this.
+/// plans memory asks how much that is, and lends it; communicators that need none don't have this.
 
 namespace zero::inline v0 {
 
