@@ -185,6 +185,22 @@ def cuda():
            "actual threads")
 
 
+def race():
+    """The training loop with overlap, as short as it can be for ThreadSanitizer: over each communicator of
+    CUDA devices, in every stage, with both policies."""
+    flags = ["--device", "cuda", "--ranks", "3", "--hidden", "8,8,8", "--epochs", "1", "--batch", "240",
+             "--microbatches", "2", "--clip", "0.5"]
+    available = ["loopback"]
+    if "without" not in run(*flags, "--stage", "0", "--communicator", "nccl").stderr:
+        available.append("nccl")
+    for policy in ["local", "reduce"]:
+        results = []
+        for communicator in available:
+            results += train(*flags, "--accumulate", policy, "--communicator", communicator)
+        check(len(results) == 4 * len(available), "every stage")
+        same_bits(results, f"stages and communicators, {policy}")
+
+
 def refuse(status, flags, *texts):
     done = run(*flags)
     check(done.returncode == status, f"status {status} of {flags}, actual {done.returncode}: {done.stderr}")
