@@ -33,6 +33,10 @@ formula formula_of(settings const& settings, int stage, int rank) {
     out.alignment_bytes = 256;
     out.sum_scratch_bytes = std::uint64_t{256} * 16;  // a sum for each of 256 blocks of threads
   }
+  if (settings.communicator == communicator::nccl) {
+    out.scratch_slots = out.ranks - 1;  // the other ranks', to be summed in order
+    out.most_scratch_bytes = std::uint64_t{16} << 20U;
+  }
   std::uint64_t const states = settings.optimizer == optimizer::sgd ? 1 : 2;
   out.o = 4 * (states + (settings.bf16 ? 1 : 0));  // the master weights
   out.hyperparameter_bytes = states == 1 ? 32 : 40;

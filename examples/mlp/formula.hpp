@@ -73,6 +73,8 @@ struct formula {
   std::uint64_t o = 8;
   std::uint64_t alignment_bytes = 64;       ///< of the device: of parameters, slices and categories
   std::uint64_t sum_scratch_bytes = 0;      ///< of the device: for sums over a whole array
+  std::uint64_t scratch_slots = 0;          ///< ranks' slices that a reduction goes through at once
+  std::uint64_t most_scratch_bytes = 0;     ///< of them; a slot is a multiple of 256 bytes
   std::uint64_t hyperparameter_bytes = 40;  ///< of the optimizer
   std::uint64_t derived_bytes = 112;        ///< what it derives from them for a parameter
 
@@ -82,7 +84,9 @@ struct formula {
     sizes shard;    // what this rank owns of every bucket
     sizes largest;  // the largest bucket: what a slot must hold
     auto const all = buckets();
+    std::uint64_t scratch = 0;
     for (auto const& each : all) {
+      scratch = std::max(scratch, scratch_slots * round_up(each.shard.padded * b, 256));
       whole += each.whole;
       shard += each.shard;
       largest.real = std::max(largest.real, each.whole.real);
@@ -114,6 +118,7 @@ struct formula {
       add(out.gathered_units, keep_after_forward ? whole : largest * std::min(count, 1 + prefetch),
           p);
     }
+    out.staging = std::min(scratch, most_scratch_bytes);
     // What a step keeps beside tensors, in units of 16 bytes.
     std::uint64_t n = 0;
     for (auto const& unit : units) {

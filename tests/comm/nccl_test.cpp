@@ -25,6 +25,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -365,22 +366,90 @@ TEST_CASE("all_gather, broadcast and a barrier move what they should") {
   }
 }
 
-TEST_CASE("split groups the ranks of one color, in the order of their keys") {
+TEST_CASE("split groups the ranks of one color, in the order of their keys, by NCCL or by an id") {
+  for (int const version : {NCCL_VERSION_CODE, NCCL_VERSION(2, 17, 0)}) {
+    fakes const fresh;
+    fake::set_nccl_version(version);
+    run(4, [](nccl& comm) {
+      zero::cuda_stream stream;
+      comm.barrier(stream);  // may be in flight where the split begins
+      nccl part = comm.split(1'000'000'000 * (comm.rank() % 2), -comm.rank());
+      CHECK(part.size() == 2);
+      CHECK(part.rank() == 1 - comm.rank() / 2);
+      array<float> const mine{stream, {static_cast<float>(comm.rank())}};
+      array<float> all{stream, std::vector<float>(2)};
+      part.all_gather(mine.span(), all.span(), stream);
+      CHECK(all.get() == std::vector{static_cast<float>(2 + comm.rank() % 2),
+                                     static_cast<float>(comm.rank() % 2)});
+      nccl moved = std::move(part);
+      moved.barrier(stream);
+      stream.synchronize();
+    });
+    auto const counts = fake::call_counts();
+    bool const by_nccl = version == NCCL_VERSION_CODE;
+    CHECK(counts.contains("ncclCommSplit") == by_nccl);
+    CHECK(counts.at("ncclCommInitRankConfig") == (by_nccl ? 4 : 8));
+  }
+}
+
+TEST_CASE("split waits for this rank's calls, as NCCL wants") {
   fakes const fresh;
-  run(4, [](nccl& comm) {
-    nccl part = comm.split(comm.rank() % 2, -comm.rank());
-    CHECK(part.size() == 2);
-    CHECK(part.rank() == 1 - comm.rank() / 2);
-    zero::cuda_stream stream;
-    array<float> const mine{stream, {static_cast<float>(comm.rank())}};
-    array<float> all{stream, std::vector<float>(2)};
-    part.all_gather(mine.span(), all.span(), stream);
-    CHECK(all.get() == std::vector{static_cast<float>(2 + comm.rank() % 2),
-                                   static_cast<float>(comm.rank() % 2)});
-    nccl moved = std::move(part);
-    moved.barrier(stream);
-    stream.synchronize();
+  run(2, [](nccl& comm) {
+    buffers mine;
+    fake::delay(mine.stream.native(), 20ms);
+    mine.all_reduce(comm);
+    mine.all_gather(comm);
+    nccl part = comm.split(0, comm.rank());
+    mine.all_gather(comm);
+    mine.stream.synchronize();
+    mine.all_gather(part);
+    mine.stream.synchronize();
   });
+}
+
+TEST_CASE("a rank that doesn't come to a split, or fails in it, ends it for all, of any color") {
+  {
+    fakes const fresh;
+    auto const failures = failures_of(3, [](nccl& comm) {
+      comm.set_deadline(300ms);
+      if (comm.rank() == 2) {
+        std::this_thread::sleep_for(1s);
+      }
+      static_cast<void>(comm.split(comm.rank(), 0));
+    });
+    for (failure const& here : failures) {
+      CHECK(
+          here.says("split #1: expected 3 ranks within 300 ms of the first, actual 2, missing "
+                    "rank 2 (rank "));
+    }
+  }
+  for (char const* function : {"ncclCommSplit", "cudaEventCreateWithFlags"}) {
+    fakes const fresh;
+    std::atomic<int> failed{0};
+    try {
+      run(3, [&](nccl& comm) {
+        std::byte const one{};
+        std::vector<std::byte> all(3);
+        comm.exchange({&one, 1}, all);
+        if (comm.rank() == 1) {
+          fake::fail_call(1, cudaErrorUnknown, [function](char const* called) {
+            return std::string_view{called} == function;
+          });
+        }
+        comm.exchange({&one, 1}, all);
+        try {
+          static_cast<void>(comm.split(comm.rank(), 0));
+          comm.exchange({&one, 1}, all);
+        } catch (std::exception const&) {
+          ++failed;
+          throw;
+        }
+      });
+    } catch (std::exception const& caught) {
+      CHECK(std::string{caught.what()}.find(function) != std::string::npos);
+    }
+    CHECK(failed == 3);
+  }
 }
 
 TEST_CASE("an abort reaches all ranks, and the groups split from this one") {
@@ -699,10 +768,18 @@ TEST_CASE("memory is registered, as a window where NCCL has them, until the comm
           array<float> const data{stream, std::vector<float>(4096)};
           comm.register_memory(data.span().data(), data.span().size_bytes());
           comm.exchange({&mine, 1}, all);
+          CHECK(fake::live_registrations() == 2);
+          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 2 : 0));
+          comm.exchange({&mine, 1}, all);
+          check_reductions<float, float>(comm, 100);  // takes scratch, which is registered, too
+          comm.exchange({&mine, 1}, all);
           CHECK(fake::live_registrations() == 4);
           CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 4 : 0));
           comm.exchange({&mine, 1}, all);
-          check_reductions<float, float>(comm, 100);
+          comm.end_registrations();
+          comm.exchange({&mine, 1}, all);
+          CHECK(fake::live_registrations() == 2);
+          comm.exchange({&mine, 1}, all);
         },
         {.nccl_memory = true});
   }
@@ -714,8 +791,9 @@ TEST_CASE("collectives are captured into a graph, and meet again at each replay"
     run(3,
         [](nccl& comm) {
           zero::cuda_stream stream;
-          array<float> data{stream, std::vector<float>(6, static_cast<float>(comm.rank() + 1))};
-          comm.barrier(stream);
+          array<float> data{stream, std::vector<float>(6)};
+          comm.all_reduce(data.span(), data.span(), combine::overwrite, reduction::sum, stream);
+          data.put(std::vector<float>(6, static_cast<float>(comm.rank() + 1)));
           stream.synchronize();
           cudaGraph_t graph = nullptr;
           cudaGraphExec_t exec = nullptr;
@@ -734,6 +812,153 @@ TEST_CASE("collectives are captured into a graph, and meet again at each replay"
         },
         {.mode = mode});
   }
+}
+
+TEST_CASE("in a capture, what would take memory first is refused") {
+  struct call {
+    char const* message;
+    std::function<void(nccl&, array<float>&, zero::cuda_stream&)> make;
+  };
+  for (call const &each :
+       {call{"all_reduce: expected memory for it before a capture, actual none; call it once "
+             "before, or use_scratch (rank 1)",
+             [](nccl& comm, array<float>& data, zero::cuda_stream& on) {
+               comm.all_reduce(data.span(), data.span(), combine::overwrite, reduction::sum, on);
+             }},
+        call{"barrier: expected memory for it before a capture, actual none; call it once before "
+             "(rank 1)",
+             [](nccl& comm, array<float>&, zero::cuda_stream& on) { comm.barrier(on); }}}) {
+    fakes const fresh;
+    auto const failures = failures_of(2, [&](nccl& comm) {
+      zero::cuda_stream stream;
+      array<float> data{stream, std::vector<float>(6)};
+      if (comm.rank() == 1) {
+        cudaGraph_t graph = nullptr;
+        CHECK(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal) ==
+              cudaSuccess);
+        CHECK(test::usage_error_of([&] { each.make(comm, data, stream); }) == each.message);
+        CHECK(cudaStreamEndCapture(stream.native(), &graph) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+      }
+      buffers mine;
+      finish(comm, mine);
+    });
+    for (failure const& here : failures) {
+      CHECK(here.message == std::string{"aborted by rank 1: "} + each.message);
+    }
+  }
+}
+
+namespace {
+
+/// Bytes of the current device that are allocated.
+std::size_t used_bytes() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return total - free;
+}
+
+}  // namespace
+
+TEST_CASE("memory is taken by the first call that needs it, and not where it is lent") {
+  constexpr std::size_t most = std::size_t{1} << 20U;
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(3,
+        [&](nccl& comm) {
+          CHECK(used_bytes() == 0);
+          nccl part = comm.split(0, comm.rank());
+          {
+            buffers mine;
+            std::size_t const before = used_bytes();
+            part.all_gather(mine.shard.part(0, 8), mine.full.span(), mine.stream);
+            part.broadcast(mine.full.span(), 0, mine.stream);
+            CHECK(used_bytes() == before);
+            part.barrier(mine.stream);
+            CHECK(used_bytes() == before + 256);
+            part.barrier(mine.stream);
+            mine.reduce_scatter(part, 24, combine::add);
+            CHECK(used_bytes() == before + 256 + most);
+            mine.reduce_scatter(part, 24, combine::add);
+            mine.all_reduce(part);
+            CHECK(used_bytes() == before + 256 + most);
+
+            array<float> lent{mine.stream, std::vector<float>(3 * 64)};
+            comm.use_scratch(std::as_writable_bytes(lent.span()));
+            std::size_t const with_lent = used_bytes();
+            check_reductions<float, float>(comm, 300);  // 1200 bytes a slice: in parts of 256
+            check_reductions<zero::float16, float>(comm, 300);
+            check_reductions<double, double>(comm, 300);
+            CHECK(used_bytes() == with_lent);
+            mine.stream.synchronize();
+            comm.end_scratch();
+            mine.reduce_scatter(comm, 24, combine::add);
+            CHECK(used_bytes() == with_lent + most);
+            mine.stream.synchronize();
+          }
+        },
+        {.mode = mode, .scratch_bytes = most});
+  }
+}
+
+TEST_CASE("what is lent must be aligned, and as large as a part of every slot") {
+  for (nccl_mode const mode : modes) {
+    for (bool const small : {false, true}) {
+      fakes const fresh;
+      std::size_t const least = mode == nccl_mode::ordered ? 512 : 768;  // 2 slots, or 3
+      auto const failures = failures_of(
+          3,
+          [&](nccl& comm) {
+            zero::cuda_stream stream;
+            array<float> const memory{stream, std::vector<float>(512)};
+            auto const bytes = std::as_writable_bytes(memory.span());
+            comm.use_scratch(bytes.first(least));
+            if (comm.rank() == 1) {
+              CHECK(test::usage_error_of([&] {
+                      comm.use_scratch(small ? bytes.first(least - 1) : bytes.subspan(4, least));
+                    }) == "use_scratch: expected at least " + std::to_string(least) +
+                              " bytes at a multiple of 256, actual " +
+                              (small ? std::to_string(least - 1) + " bytes"
+                                     : std::to_string(least) + " bytes at another address") +
+                              " (rank 1)");
+            }
+            buffers mine;
+            finish(comm, mine);
+          },
+          {.mode = mode});
+      for (failure const& here : failures) {
+        CHECK(here.says("aborted by rank 1: use_scratch: expected at least "));
+      }
+    }
+  }
+}
+
+TEST_CASE("scratch for one part is a slot for each other rank, in fast mode for each rank") {
+  using zero::dtype;
+  using zero::reduction_shape;
+  auto const bytes = [](nccl_mode mode, std::uint64_t ranks, reduction_shape const& of,
+                        std::size_t most = std::size_t{16} << 20U) {
+    return nccl_options{.mode = mode, .scratch_bytes = most}.scratch_for(of, ranks);
+  };
+  // 100 floats are 400 bytes: two times 256. 100 of 16 bits are 200, in one.
+  reduction_shape const floats{.slice = 100};
+  reduction_shape const halves{.slice = 100, .input = dtype::float16, .output = dtype::float16};
+  reduction_shape const mixed{.slice = 100, .input = dtype::bfloat16, .output = dtype::float32};
+  reduction_shape const added{.slice = 100, .how = combine::add};
+  CHECK(bytes(nccl_mode::ordered, 1, floats) == 0);
+  CHECK(bytes(nccl_mode::ordered, 2, floats) == 512);
+  CHECK(bytes(nccl_mode::ordered, 4, floats) == 3 * 512);
+  CHECK(bytes(nccl_mode::ordered, 4, halves) == 3 * 256);
+  CHECK(bytes(nccl_mode::ordered, 4, mixed) == 3 * 256);
+  CHECK(bytes(nccl_mode::ordered, 4, added) == 3 * 512);
+  CHECK(bytes(nccl_mode::fast, 1, added) == 0);
+  CHECK(bytes(nccl_mode::fast, 4, floats) == 0);
+  CHECK(bytes(nccl_mode::fast, 4, added) == 4 * 512);
+  CHECK(bytes(nccl_mode::fast, 4, mixed) == 4 * 256);
+  CHECK(bytes(nccl_mode::fast, 4, halves) == 4 * 512);  // float32 on the wire
+  CHECK(bytes(nccl_mode::ordered, 4, {.slice = 1U << 20U}, 1U << 20U) == 1U << 20U);
+  CHECK(bytes(nccl_mode::ordered, 4, {.slice = 0}) == 0);
 }
 
 TEST_CASE("calls in a second stream are refused while the first is busy") {

@@ -173,12 +173,32 @@ def cuda():
         refuse(1, [*flags, "nccl"], "--communicator nccl", "expected a build with NCCL")
     else:
         one_gpu = "cudaErrorInvalidDevice" in run(*flags, "nccl", "--ranks", "2").stderr
-        for ranks in ["1"] if one_gpu else ["1", "2"]:
-            same_bits([train(*flags, one, "--ranks", ranks)[0] for one in ["loopback", "nccl"]],
-                      f"communicators of {ranks} rank(s)")
+        # The largest layer: 64 * 24 + 24 = 1560 elements; half of them, rounded up to 64, are 832.
+        # NCCL receives the other rank's slice in a scratch of 832 * 4 bytes, 13 times 256.
+        for ranks, scratch in [("1", 0)] if one_gpu else [("1", 0), ("2", 3328)]:
+            results = [train(*flags, one, "--ranks", ranks)[0] for one in ["loopback", "nccl"]]
+            same_bits(results, f"communicators of {ranks} rank(s)")
+            staging = [one["allocated_bytes"]["staging"] for one in results]
+            check(staging == [0, scratch], f"[0, {scratch}] bytes of staging, actual {staging}")
         refuse(1, [*flags, "nccl", "--ranks", "64"], "cudaSetDevice", "cudaErrorInvalidDevice", "(rank ")
     refuse(2, ["--device", "cuda", "--communicator", "threads"], "--communicator", "expected loopback|nccl",
            "actual threads")
+
+
+def race():
+    """The training loop with overlap, as short as it can be for ThreadSanitizer: over each communicator of
+    CUDA devices, in every stage, with both policies."""
+    flags = ["--device", "cuda", "--ranks", "3", "--hidden", "8,8,8", "--epochs", "1", "--batch", "240",
+             "--microbatches", "2", "--clip", "0.5"]
+    available = ["loopback"]
+    if "without" not in run(*flags, "--stage", "0", "--communicator", "nccl").stderr:
+        available.append("nccl")
+    for policy in ["local", "reduce"]:
+        results = []
+        for communicator in available:
+            results += train(*flags, "--accumulate", policy, "--communicator", communicator)
+        check(len(results) == 4 * len(available), "every stage")
+        same_bits(results, f"stages and communicators, {policy}")
 
 
 def refuse(status, flags, *texts):

@@ -23,7 +23,7 @@
 ///   stage 3                  p / P, o / P        b, and g / P if b != g   g / P
 ///
 /// plus slots, each as large as the largest bucket, plus the staging bucket of tensors that can't
-/// be rebound.
+/// be rebound, plus the scratch that reductions go through.
 
 namespace formula {
 
@@ -49,6 +49,11 @@ struct unit {
 
 using model = std::vector<unit>;
 
+/// What reductions go through: nothing; a slot for each other rank's slice; or a slot for each
+/// rank's, in the type on the wire, where the sum on the wire isn't the result. A slot is a
+/// multiple of 256 bytes.
+enum class reductions { in_place, other_ranks, all_ranks };
+
 struct settings {
   int stage = 0;
   bool all_reduce = false;  ///< stage 1
@@ -59,9 +64,13 @@ struct settings {
   bool reduces_per_microbatch = false;
   std::size_t open_buckets = 2;
   std::uint64_t bucket_bytes = 0;
-  std::uint64_t alignment = 0;  ///< elements; 0: 64 bytes of the bucket's narrowest type
+  std::uint64_t alignment = 0;  ///< elements; 0: the device's, of the bucket's narrowest type
   std::uint64_t states = 2;     ///< of the optimizer, per element
   std::uint64_t ranks = 1;
+  std::uint64_t device_alignment = 64;  ///< bytes
+  std::uint64_t sum_blocks = 0;         ///< of the device: sums of 16 bytes for a norm
+  reductions through = reductions::in_place;
+  std::uint64_t most_scratch = 0;  ///< bytes
 };
 
 struct memory {
@@ -157,6 +166,7 @@ class expectation {
     add_gather_slots(out);
     add_gradient_slots(out);
     add_staging(out);
+    add_scratch(out);
     add_control(out);
     std::uint64_t held = 0;
     for (unit const& u : model_) {
@@ -263,7 +273,8 @@ class expectation {
         narrowest = std::min({narrowest, width(s.gradient), width(s.reduced)});
       }
     }
-    std::uint64_t const alignment = run_.alignment != 0 ? run_.alignment : 64 / narrowest;
+    std::uint64_t const alignment =
+        run_.alignment != 0 ? run_.alignment : run_.device_alignment / narrowest;
     for (segment& s : b.segments) {
       std::vector<std::uint64_t> starts;
       std::uint64_t length = 0;
@@ -283,11 +294,11 @@ class expectation {
   }
 
   /// A range of memory of its own, of which `real` bytes are elements. It starts at a multiple of
-  /// 64 bytes.
-  static void range(memory& out, std::uint64_t memory::*category, std::uint64_t real,
-                    std::uint64_t total) {
+  /// the device's alignment.
+  void range(memory& out, std::uint64_t memory::*category, std::uint64_t real,
+             std::uint64_t total) const {
     out.*category += real;
-    out.padding += up(total, 64) - real;
+    out.padding += up(total, run_.device_alignment) - real;
   }
 
   void whole(memory& out, std::uint64_t memory::*category, segment const& s,
@@ -295,8 +306,8 @@ class expectation {
     range(out, category, s.real * bytes, s.slice * run_.ranks * bytes);
   }
 
-  static void own_slice(memory& out, std::uint64_t memory::*category, segment const& s,
-                        std::uint64_t rank, std::uint64_t bytes) {
+  void own_slice(memory& out, std::uint64_t memory::*category, segment const& s, std::uint64_t rank,
+                 std::uint64_t bytes) const {
     range(out, category, s.real_of_rank[rank] * bytes, s.slice * bytes);
   }
 
@@ -355,14 +366,14 @@ class expectation {
     }
   }
 
-  /// The bytes of a bucket's chosen segments, each at a multiple of 64.
+  /// The bytes of a bucket's chosen segments, each at a multiple of the device's alignment.
   struct extent {
     std::uint64_t real = 0;
     std::uint64_t total = 0;
 
-    void add(segment const& s, std::uint64_t bytes, std::uint64_t ranks) {
+    void add(segment const& s, std::uint64_t bytes, settings const& run) {
       real += s.real * bytes;
-      total += up(s.slice * ranks * bytes, 64);
+      total += up(s.slice * run.ranks * bytes, run.device_alignment);
     }
     void widen(extent const& other) {
       real = std::max(real, other.real);
@@ -379,7 +390,7 @@ class expectation {
     for (bucket const& b : buckets_) {
       extent here;
       for (segment const& s : b.segments) {
-        here.add(s, width(s.value), run_.ranks);
+        here.add(s, width(s.value), run_);
       }
       if (run_.keep_after_forward) {
         range(out, &memory::gathered_units, here.real, here.total);
@@ -405,7 +416,7 @@ class expectation {
       extent here;
       for (segment const& s : b.segments) {
         if (!s.frozen) {
-          here.add(s, width(s.gradient), run_.ranks);
+          here.add(s, width(s.gradient), run_);
         }
       }
       largest.widen(here);
@@ -426,16 +437,41 @@ class expectation {
       extent values;
       for (segment const& s : b.segments) {
         if (s.gradient_stays() && !s.frozen && !run_.reduces_per_microbatch) {
-          gradients.add(s, width(s.gradient), run_.ranks);
+          gradients.add(s, width(s.gradient), run_);
         }
         if (s.value_stays() && !s.frozen && (run_.stage == 1 || run_.stage == 2)) {
-          values.add(s, width(s.value), run_.ranks);
+          values.add(s, width(s.value), run_);
         }
       }
       largest.widen(gradients);
       largest.widen(values);
     }
     range(out, &memory::staging, largest.real, largest.total);
+  }
+
+  /// As much as the largest reduction needs, and no more than `most_scratch`.
+  void add_scratch(memory& out) const {
+    std::uint64_t most = 0;
+    for (bucket const& b : buckets_) {
+      for (segment const& s : b.segments) {
+        if (s.frozen || run_.ranks == 1) {
+          continue;
+        }
+        std::uint64_t slots = 0;
+        std::uint64_t bytes = width(s.gradient);
+        if (run_.through == reductions::other_ranks) {
+          slots = run_.ranks - 1;
+        } else if (run_.through == reductions::all_ranks) {
+          bool const widens = s.gradient == type::f16;  // it would overflow on the way
+          bool const is_result = !widens && s.gradient == s.reduced;
+          slots = is_result && !run_.reduces_per_microbatch ? 0 : run_.ranks;
+          bytes = widens ? 4 : bytes;
+        }
+        most = std::max(most, slots * up(s.slice * bytes, 256));
+      }
+    }
+    most = std::min(most, run_.most_scratch);
+    range(out, &memory::staging, most, most);
   }
 
   /// Everything in units of 16 bytes: 96 of state; hyperparameters; for each parameter what the
@@ -451,7 +487,8 @@ class expectation {
     std::uint64_t const derived = run_.states == 0 ? 32 : run_.states == 1 ? 64 : 112;
     std::uint64_t const bytes = 96 + hyperparameters + parameters * derived +
                                 up(parameters * 8, 16) + 2 * up(parameters, 16) +
-                                (1 + run_.ranks) * (up(40 + parameters, 16) + 16);
+                                (1 + run_.ranks) * (up(40 + parameters, 16) + 16) +
+                                run_.sum_blocks * 16;
     range(out, &memory::control, bytes, bytes);
   }
 

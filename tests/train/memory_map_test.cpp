@@ -183,6 +183,7 @@ void check(zero::layout const& layout, memory_map const& map,
   }
   all.add(map.staging, staged);
   all.add(map.control, options.control_bytes);
+  all.add(map.scratch, options.scratch_bytes);
   CHECK((staged == 0) == (map.staging == memory_map::none));
 
   CHECK(all.aligned());
@@ -221,7 +222,8 @@ void check_all(std::vector<test::model_case> const& models, int below_stage) {
                                                    .states = 2,
                                                    .value_stays = model.value_stays,
                                                    .gradient_stays = model.gradient_stays,
-                                                   .control_bytes = 1000};
+                                                   .control_bytes = 1000,
+                                                   .scratch_bytes = 700};
             INFO(test::title(each, run, settings, rank));
             check(layout, memory_map{layout, options}, options);
           }
@@ -277,6 +279,7 @@ TEST_CASE("a map by hand: one bucket of bfloat16 weights and a float norm, rank 
   CHECK(local.gather_slots.empty());
   CHECK(local.gradient_slots.empty());
   CHECK(local.staging == memory_map::none);
+  CHECK(local.scratch == memory_map::none);
 
   memory_map const sharded = map_of(zero::stage3{.prefetch = 0}, zero::reduce_per_microbatch{});
   CHECK(sharded.segments[0].values == 0);     // a slice: 128 bytes

@@ -35,6 +35,9 @@ struct choices {
   zero::options options = {};
   zero::sgd optimizer = {.learning_rate = 1};
   std::uint64_t ranks = 2;
+  std::uint64_t (*scratch)(zero::reduction_shape const&) = [](zero::reduction_shape const&) {
+    return std::uint64_t{0};
+  };
 };
 
 zero::detail::model_spec make(units const& of, choices const& chosen) {
@@ -45,7 +48,8 @@ zero::detail::model_spec make(units const& of, choices const& chosen) {
           chosen.policy,
           chosen.options,
           chosen.ranks,
-          0};
+          0,
+          chosen.scratch};
 }
 
 /// What a model of `of` is refused with; empty where it isn't.
@@ -218,6 +222,24 @@ TEST_CASE("hyperparameters are checked before anything is built") {
   CHECK(says(refusal(model, {.optimizer = {.momentum = std::nan("")}}),
              {"sgd.momentum", "actual nan"}));
   CHECK(refusal(model, {.optimizer = {.learning_rate = 0}}).empty());
+}
+
+TEST_CASE("scratch is what the largest reduction of a trainable segment asks for") {
+  auto const halves = [](std::span<zero::bfloat16>, std::size_t) {};
+  units const model{{zero::parameter<zero::bfloat16>("w", {41}, halves)},
+                    {zero::parameter<float>("norm", {10}, zeros),
+                     zero::parameter<float>("table", {1000}, zeros).frozen()}};
+  choices chosen{.options = {.bucket_bytes = 0, .alignment = 1, .precision = zero::bf16},
+                 .scratch = [](zero::reduction_shape const& of) -> std::uint64_t {
+                   return 1000 * of.slice + 100 * zero::size_bytes(of.input) +
+                          10 * zero::size_bytes(of.output) + (of.how == zero::combine::add ? 1 : 0);
+                 }};
+  // A slice of 21 elements, from 2 bytes to 4.
+  CHECK(make(model, chosen).planned().bytes[zero::category::staging] == 21'240);
+  chosen.policy = zero::reduce_per_microbatch{};
+  CHECK(make(model, chosen).planned().bytes[zero::category::staging] == 21'241);
+  chosen.scratch = choices{}.scratch;
+  CHECK(make(model, chosen).planned().bytes[zero::category::staging] == 0);
 }
 
 TEST_CASE("no ranks, or a rank outside them, has no plan") {

@@ -3,7 +3,6 @@
 
 #include <zero/comm/collective.hpp>
 #include <zero/comm/nccl_handle.hpp>
-#include <zero/comm/nccl_memory.hpp>
 #include <zero/comm/nccl_options.hpp>
 #include <zero/core/any_span.hpp>
 #include <zero/core/partition.hpp>
@@ -25,7 +24,7 @@ namespace zero::inline v0::detail {
 /// A call of one rank in its stream.
 class nccl_call {
  public:
-  nccl_call(nccl_handle& handle, nccl_scratch const& scratch, collective const& call,
+  nccl_call(nccl_handle& handle, std::span<std::byte> scratch, collective const& call,
             std::span<void const*> sources, cuda_stream& on) noexcept
       : handle_{handle}, scratch_{scratch}, call_{call}, sources_{sources}, on_{on} {}
 
@@ -66,10 +65,9 @@ class nccl_call {
     return {call_.output + first * out_size(), count, call_.output_dtype};
   }
 
-  /// Elements of `bytes` bytes each that fit into `slots` slots of the scratch.
-  [[nodiscard]] std::size_t room(std::size_t slots, std::size_t bytes) const noexcept {
-    std::size_t const most = scratch_.bytes() / slots / bytes;
-    return most >= 128 ? most / 128 * 128 : most;
+  /// The bytes of one of `slots` equal parts of the scratch.
+  [[nodiscard]] std::size_t slot_bytes(std::size_t slots) const noexcept {
+    return scratch_.size() / slots / scratch_alignment * scratch_alignment;
   }
 
   [[nodiscard]] int step(int by) const noexcept { return (rank() + by + size()) % size(); }
@@ -98,7 +96,7 @@ class nccl_call {
   }
 
   nccl_handle& handle_;
-  nccl_scratch const& scratch_;
+  std::span<std::byte> scratch_;  // or what a barrier sums
   collective const& call_;
   std::span<void const*> sources_;
   cuda_stream& on_;

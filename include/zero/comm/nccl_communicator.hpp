@@ -6,6 +6,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/comm/nccl_setup.hpp>
 #include <zero/comm/nccl_transfer.hpp>
+#include <zero/comm/scratch.hpp>
 #include <zero/comm/split_vote.hpp>
 #include <zero/comm/store.hpp>
 #include <zero/core/any_span.hpp>
@@ -135,31 +136,22 @@ class nccl {
   }
 
   /// A communicator of the ranks that give the same color, in the order of (key, rank), with this
-  /// one's options and a scratch of its own. An abort of this one reaches it; the reverse isn't so.
+  /// one's options. An abort of this one reaches it; the reverse isn't so. An error in a split is
+  /// this group's.
   ///
-  /// Ordering:   blocks.
+  /// Ordering:   blocks until this rank's calls so far have run. No graph that calls this
+  ///             communicator is in flight.
   /// Collective: every rank.
   [[nodiscard]] nccl split(int color, int key) {
     check([&] { checks().split(color); });
-    auto const& control = me_->handle.shared_control();
-    detail::split_vote const mine{color, key};
-    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
-    std::uint64_t const sequence = check([&] {
-      return control->exchange(detail::operation::split, std::as_bytes(std::span{&mine, 1}),
-                               std::as_writable_bytes(std::span{votes}), me_->handle.deadline());
-    });
-    std::vector<int> ranks = detail::ranks_of_color(votes, color);
-    auto const here = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
-    auto const part = detail::control_group::part(
-        control, detail::text(control->name(), "/", sequence, ".", color), std::move(ranks),
-        static_cast<int>(here));
-    nccl_options const options{.mode = me_->options.mode,
-                               .scratch_bytes = me_->options.scratch_bytes,
-                               .nccl_memory = me_->options.nccl_memory,
-                               .compare_calls = me_->options.compare_calls,
-                               .deadline = me_->handle.deadline()};
-    detail::device_scope const current{me_->handle.device()};
-    return nccl{detail::make_nccl_rank(part, options)};
+    try {
+      return split_off(color, key);
+    } catch (communication_error const&) {
+      throw;
+    } catch (std::exception const& cause) {
+      me_->handle.fail(detail::text("split: ", std::string_view{cause.what()}));
+      throw;
+    }
   }
 
   /// Fail the group: every rank's pending and later calls end or throw `reason`, here and in the
@@ -193,6 +185,41 @@ class nccl {
 
   /// End what `register_memory` began, before that memory ends.
   void end_registrations() noexcept { me_->end_registrations(); }
+
+  /// The scratch with which a reduction over slices of `of.slice` elements goes in one part, or
+  /// `nccl_options::scratch_bytes` where that is less (`nccl_options::scratch_for`).
+  [[nodiscard]] std::uint64_t scratch_for(reduction_shape const& of) const {
+    return me_->options.scratch_for(of, static_cast<std::uint64_t>(size()));
+  }
+
+  /// Lend memory of the rank's device that later reductions go through, instead of scratch of the
+  /// communicator's own, until `end_scratch`; and until the streams have run those reductions.
+  ///
+  /// Shapes:     at a multiple of 256 bytes; at least 256 bytes for each other rank in ordered
+  ///             mode, for each rank in fast mode.
+  /// Collective: every rank, with as many bytes, between the same calls: what doesn't fit goes in
+  ///             parts.
+  void use_scratch(std::span<std::byte> memory) {
+    std::uint64_t const slots =
+        detail::scratch_slots(me_->options.mode, static_cast<std::uint64_t>(size()));
+    std::size_t const least = detail::scratch_alignment * std::max<std::uint64_t>(slots, 1);
+    bool const aligned =
+        reinterpret_cast<std::uintptr_t>(memory.data()) % detail::scratch_alignment == 0;
+    check([&] {
+      if (!aligned || memory.size() < least) {
+        throw usage_error{
+            detail::text("use_scratch: expected at least ", least, " bytes at a multiple of ",
+                         detail::scratch_alignment, ", actual ", memory.size(), " bytes",
+                         aligned ? "" : " at another address", " (rank ", rank(), ")")};
+      }
+    });
+    me_->lent = memory;
+  }
+
+  /// End what `use_scratch` began, before that memory ends.
+  ///
+  /// Collective: every rank, between the same calls.
+  void end_scratch() noexcept { me_->lent = {}; }
 
  private:
   explicit nccl(std::unique_ptr<detail::nccl_rank> me) noexcept : me_{std::move(me)} {}
@@ -228,6 +255,34 @@ class nccl {
     }
   }
 
+  [[nodiscard]] nccl split_off(int color, int key) {
+    detail::nccl_handle& handle = me_->handle;
+    auto const& control = handle.shared_control();
+    if (me_->splits()) {
+      handle.drain();  // before all ranks meet: then nothing is in flight on any
+    }
+    detail::split_vote const mine{color, key};
+    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
+    std::uint64_t const sequence =
+        control->exchange(detail::operation::split, std::as_bytes(std::span{&mine, 1}),
+                          std::as_writable_bytes(std::span{votes}), handle.deadline());
+    std::vector<int> ranks = detail::ranks_of_color(votes, color);
+    auto const here = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+    auto const part = detail::control_group::part(
+        control, detail::text(control->name(), "/", sequence, ".", color), std::move(ranks),
+        static_cast<int>(here));
+    nccl_options const options{.mode = me_->options.mode,
+                               .scratch_bytes = me_->options.scratch_bytes,
+                               .nccl_memory = me_->options.nccl_memory,
+                               .compare_calls = me_->options.compare_calls,
+                               .deadline = handle.deadline()};
+    detail::device_scope const current{handle.device()};
+    if (me_->splits()) {
+      return nccl{detail::make_nccl_rank(part, options, *me_, color)};
+    }
+    return nccl{detail::make_nccl_rank(part, options)};
+  }
+
   template <class Function>
   void enqueue(stream& on, Function const& function) {
     auto const since = std::chrono::steady_clock::now();
@@ -240,9 +295,13 @@ class nccl {
     std::uint64_t const sequence =
         handle.calls.start(call, me_->options.compare_calls && size() > 1);
     try {
-      detail::nccl_transfer{handle, me_->scratch, call, me_->sources, on}.run(me_->options.mode);
+      std::span<std::byte> const memory = me_->memory_of(call, on);
+      detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
       handle.calls.watch(call, sequence, since, on);
     } catch (communication_error const&) {
+      throw;
+    } catch (usage_error const& cause) {
+      abort(cause.what());
       throw;
     } catch (std::exception const& cause) {
       handle.fail(
@@ -270,6 +329,6 @@ class nccl {
   std::unique_ptr<detail::nccl_rank> me_;
 };
 
-static_assert(communicator<nccl>);
+static_assert(communicator<nccl> && borrows_scratch<nccl>);
 
 }  // namespace zero::inline v0

@@ -22,7 +22,7 @@ class nccl_fast : nccl_call {
   using nccl_call::nccl_call;
 
   void run() const {
-    if (is_plain()) {
+    if (nccl_writes_result(call_.input_dtype, call_.output_dtype, call_.how)) {
       reduce_plainly();
     } else if (call_.op == operation::reduce_scatter) {
       scatter_in_parts();
@@ -32,13 +32,7 @@ class nccl_fast : nccl_call {
   }
 
  private:
-  /// float16 overflows on the way.
-  [[nodiscard]] dtype wire() const noexcept {
-    return call_.input_dtype == dtype::float16 ? dtype::float32 : call_.input_dtype;
-  }
-  [[nodiscard]] bool is_plain() const noexcept {
-    return wire() == call_.input_dtype && wire() == call_.output_dtype && !adds();
-  }
+  [[nodiscard]] dtype wire() const noexcept { return nccl_wire(call_.input_dtype); }
 
   /// NCCL writes the result itself.
   void reduce_plainly() const {
@@ -80,7 +74,7 @@ class nccl_fast : nccl_call {
   void scatter_in_parts() const {
     std::size_t const whole = call_.count / ranks();
     std::size_t const bytes = size_bytes(wire());
-    std::size_t const part = room(ranks(), bytes);
+    std::size_t const part = slot_bytes(ranks()) / bytes;
     for (std::size_t offset = 0; offset < whole; offset += part) {
       std::size_t const count = std::min(part, whole - offset);
       for (std::size_t other = 0; other < ranks(); ++other) {
@@ -98,7 +92,7 @@ class nccl_fast : nccl_call {
   /// With `add`, a rank adds to its slice only, and the others copy that.
   void reduce_in_parts() const {
     std::size_t const bytes = size_bytes(wire());
-    std::size_t const part = room(1, bytes);
+    std::size_t const part = slot_bytes(1) / bytes;
     slice const mine = slice_of(rank());
     for (std::size_t offset = 0; offset < call_.count; offset += part) {
       std::size_t const count = std::min(part, call_.count - offset);

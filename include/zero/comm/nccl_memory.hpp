@@ -10,49 +10,42 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string_view>
+#include <span>
 #include <utility>
-#include <vector>
 
 /// @file
-/// Memory that NCCL knows: a communicator's scratch, and registrations. Nothing here is for users.
+/// Memory of a communicator's own, and registrations with NCCL. Nothing here is for users.
 
 namespace zero::inline v0::detail {
 
 /// Memory of the current device for as long as this lives.
-class nccl_scratch {
+class nccl_block {
  public:
   /// @throws zero::error  there is not that much.
-  nccl_scratch(std::size_t bytes, bool by_nccl, int rank) : bytes_{bytes}, by_nccl_{by_nccl} {
-    std::size_t const whole = bytes + barrier_bytes;
+  nccl_block(std::size_t bytes, bool by_nccl, int rank) : bytes_{bytes}, by_nccl_{by_nccl} {
     if (by_nccl) {
-      if (ncclResult_t const code = ncclMemAlloc(&memory_, whole); code != ncclSuccess) {
+      if (ncclResult_t const code = ncclMemAlloc(&memory_, bytes); code != ncclSuccess) {
         throw error{nccl_text("ncclMemAlloc", code, nullptr, rank)};
       }
     } else {
-      memory_ = cuda::allocate(whole);
+      memory_ = cuda::allocate(bytes);
     }
   }
-  nccl_scratch(nccl_scratch const&) = delete;
-  nccl_scratch& operator=(nccl_scratch const&) = delete;
-  ~nccl_scratch() {
+  nccl_block(nccl_block const&) = delete;
+  nccl_block& operator=(nccl_block const&) = delete;
+  ~nccl_block() {
     if (by_nccl_) {
       static_cast<void>(ncclMemFree(memory_));
     } else {
-      cuda::deallocate(memory_, bytes_ + barrier_bytes);
+      cuda::deallocate(memory_, bytes_);
     }
   }
 
-  [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(memory_); }
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  [[nodiscard]] std::size_t whole_bytes() const noexcept { return bytes_ + barrier_bytes; }
-  /// What a barrier sums.
-  [[nodiscard]] std::byte* barrier() const noexcept { return data() + bytes_; }
+  [[nodiscard]] std::span<std::byte> span() const noexcept {
+    return {static_cast<std::byte*>(memory_), bytes_};
+  }
 
  private:
-  static constexpr std::size_t barrier_bytes = 256;
-
   std::size_t bytes_;
   bool by_nccl_;
   void* memory_ = nullptr;

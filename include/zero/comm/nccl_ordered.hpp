@@ -25,7 +25,7 @@ class nccl_ordered : nccl_call {
   void run() const {
     slice const mine = slice_of(rank());
     std::size_t const most = slice_of(0).count;
-    std::size_t const part = size() == 1 ? most : room(ranks() - 1, in_size());
+    std::size_t const part = size() == 1 ? most : slot_bytes(ranks() - 1) / in_size();
     for (std::size_t offset = 0; offset < most; offset += part) {
       std::size_t const count = mine.part(offset, part);
       if (size() > 1) {
@@ -33,7 +33,7 @@ class nccl_ordered : nccl_call {
       }
       for (int other = 0; other < size(); ++other) {
         sources_[static_cast<std::size_t>(other)] =
-            other == rank() ? call_.input + (mine.first + offset) * in_size() : slot(other, part);
+            other == rank() ? call_.input + (mine.first + offset) * in_size() : slot(other);
       }
       cuda::sum(on_, sources_, call_.input_dtype, result(place() + offset, count), adds(), scale());
     }
@@ -44,9 +44,9 @@ class nccl_ordered : nccl_call {
 
  private:
   /// Where the slice that `other` sends lies, in slots without this rank's own.
-  [[nodiscard]] std::byte* slot(int other, std::size_t part) const noexcept {
+  [[nodiscard]] std::byte* slot(int other) const noexcept {
     auto const index = static_cast<std::size_t>(other < rank() ? other : other - 1);
-    return scratch_.data() + index * part * in_size();
+    return scratch_.data() + index * slot_bytes(ranks() - 1);
   }
 
   void send_slices(std::size_t offset, std::size_t part, std::size_t count) const {
@@ -61,7 +61,7 @@ class nccl_ordered : nccl_call {
                                     comm, on_.native()));
         }
         if (count != 0) {
-          note("ncclRecv", ncclRecv(slot(from, part), count, type, from, comm, on_.native()));
+          note("ncclRecv", ncclRecv(slot(from), count, type, from, comm, on_.native()));
         }
       }
     });

@@ -6,7 +6,10 @@
 #include <zero/comm/nccl_handle.hpp>
 #include <zero/comm/nccl_memory.hpp>
 #include <zero/comm/nccl_options.hpp>
+#include <zero/comm/scratch.hpp>
+#include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
+#include <zero/core/partition.hpp>
 #include <zero/device/cuda.hpp>
 
 #include <nccl.h>
@@ -91,58 +94,100 @@ struct nccl_vote {
   return first.id;
 }
 
-/// One rank of a communicator. What it registers ends before the handle, and the scratch after it.
+/// One rank of a communicator. What it registers ends before the handle, and memory of its own
+/// after it.
 struct nccl_rank {
-  nccl_rank(std::shared_ptr<control_group> control, nccl_options const& with)
-      : options{with}, version{nccl_version(control->rank())}, id{agree_on_nccl(*control, with)},
-        scratch{with.scratch_bytes, with.nccl_memory, control->rank()},
+  nccl_rank(std::shared_ptr<control_group> const& control, nccl_options const& with)
+      : options{with}, version{nccl_version(control->rank())},
         sources(static_cast<std::size_t>(control->size())),
-        handle{std::move(control), id, with.deadline} {
-    clear_barrier();
-    if (with.nccl_memory) {
-      add_registration(scratch.data(), scratch.whole_bytes());
-    }
-    own_registrations = registrations.size();
-  }
+        handle{control, agree_on_nccl(*control, with), with.deadline} {}
+  /// A part of `parent`, whose options agree.
+  nccl_rank(std::shared_ptr<control_group> const& control, nccl_options const& with,
+            nccl_rank& parent, int color)
+      : options{with}, version{parent.version}, sources(static_cast<std::size_t>(control->size())),
+        handle{control, parent.handle, color, with.deadline} {}
+
+  /// Whether NCCL, which may be older at run time, splits communicators itself.
+  [[nodiscard]] bool splits() const noexcept { return version >= NCCL_VERSION(2, 18, 0); }
 
   void add_registration(void* memory, std::size_t bytes) {
-    registrations.emplace_back(handle, memory, bytes, false);
-    if (nccl_registration::has_windows(version, memory)) {
-      registrations.emplace_back(handle, memory, bytes, true);
-    }
+    register_with(registrations, memory, bytes);
   }
+  void end_registrations() noexcept { registrations.clear(); }
 
-  /// All but the scratch's.
-  void end_registrations() noexcept {
-    while (registrations.size() > own_registrations) {
-      registrations.pop_back();
+  /// The memory that `call` goes through, if any: lent, or this rank's own, which the first call
+  /// that needs it takes.
+  /// @throws zero::usage_error  memory would be taken in a capture.
+  [[nodiscard]] std::span<std::byte> memory_of(collective const& call, cuda_stream& on) {
+    if (handle.size() == 1) {
+      return {};
     }
+    if (call.op == operation::barrier) {
+      if (!barrier) {
+        take(barrier, scratch_alignment, call.op, on);
+        cuda::fill_zero(on, any_span{barrier->span().data(), 1, dtype::float32});
+      }
+      return barrier->span();
+    }
+    auto const ranks = static_cast<std::uint64_t>(handle.size());
+    bool const reduces = call.op == operation::reduce_scatter || call.op == operation::all_reduce;
+    reduction_shape const shape{.slice = partition{call.count, ranks}.slice(),
+                                .input = call.input_dtype,
+                                .output = call.output_dtype,
+                                .how = call.how};
+    if (!reduces || options.scratch_for(shape, ranks) == 0) {
+      return {};
+    }
+    if (!lent.empty()) {
+      return lent;
+    }
+    if (!scratch) {
+      take(scratch, options.scratch_bytes, call.op, on);
+    }
+    return scratch->span();
   }
 
   nccl_options options;
   int version;
-  ncclUniqueId id;
-  nccl_scratch scratch;
+  std::span<std::byte> lent;          // scratch
+  std::optional<nccl_block> scratch;  // of this rank's own, as the next
+  std::optional<nccl_block> barrier;  // what a barrier sums
   std::vector<void const*> sources;
   nccl_handle handle;
   std::vector<nccl_registration> registrations;
-  std::size_t own_registrations = 0;
-  void const* stream = nullptr;
+  std::vector<nccl_registration> own_registrations;
 
  private:
-  void clear_barrier() {
-    cuda_stream on;
-    cuda::fill_zero(on, any_span{scratch.barrier(), 1, dtype::float32});
-    on.synchronize();
+  void register_with(std::vector<nccl_registration>& to, void* memory, std::size_t bytes) {
+    to.emplace_back(handle, memory, bytes, false);
+    if (nccl_registration::has_windows(version, memory)) {
+      to.emplace_back(handle, memory, bytes, true);
+    }
+  }
+
+  void take(std::optional<nccl_block>& to, std::size_t bytes, operation op, cuda_stream const& on) {
+    if (on.capturing()) {
+      throw usage_error{text(
+          name(op), ": expected memory for it before a capture, actual none; ",
+          op == operation::barrier ? "call it once before" : "call it once before, or use_scratch",
+          " (rank ", handle.rank(), ")")};
+    }
+    device_scope const current{handle.device()};
+    to.emplace(bytes, options.nccl_memory, handle.rank());
+    if (options.nccl_memory) {
+      register_with(own_registrations, to->span().data(), bytes);
+    }
   }
 };
 
 /// Ends on all ranks, or on none.
 /// @throws after every rank has learnt why.
-[[nodiscard]] inline std::unique_ptr<nccl_rank> make_nccl_rank(
-    std::shared_ptr<control_group> const& control, nccl_options const& options) {
+template <class... Parent>
+[[nodiscard]] std::unique_ptr<nccl_rank> make_nccl_rank(
+    std::shared_ptr<control_group> const& control, nccl_options const& options,
+    Parent&&... parent) {
   try {
-    auto made = std::make_unique<nccl_rank>(control, options);
+    auto made = std::make_unique<nccl_rank>(control, options, parent...);
     control->exchange(operation::exchange, {}, {}, options.deadline, true);
     return made;
   } catch (std::exception const& cause) {

@@ -75,7 +75,7 @@ class nccl_transfer : nccl_call {
   void barrier() const {
     if (size() > 1) {
       handle_.call("ncclAllReduce", [&](ncclComm_t comm) {
-        return ncclAllReduce(scratch_.barrier(), scratch_.barrier(), 1, ncclInt32, ncclMax, comm,
+        return ncclAllReduce(scratch_.data(), scratch_.data(), 1, ncclInt32, ncclMax, comm,
                              on_.native());
       });
     }

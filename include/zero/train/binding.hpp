@@ -76,6 +76,14 @@ class binding {
   /// All of it.
   [[nodiscard]] std::span<std::byte> memory() const noexcept { return {base_, arena_.size()}; }
 
+  /// What the communicator's reductions go through; empty where they need nothing.
+  [[nodiscard]] std::span<std::byte> scratch() const noexcept {
+    std::uint64_t const offset = map().scratch;
+    return offset == memory_map::none
+               ? std::span<std::byte>{}
+               : std::span{base_ + offset, static_cast<std::size_t>(map().scratch_bytes)};
+  }
+
   [[nodiscard]] std::byte* at_offset(std::uint64_t offset) const noexcept { return base_ + offset; }
 
   /// This rank's slice of a segment's values; null where they stay in their tensors.

@@ -32,6 +32,7 @@ struct memory_map_options {
   std::vector<std::uint64_t> gradient_stays;  ///< the same for its gradient tensor
   std::uint64_t alignment_bytes = 64;         ///< of every region's start
   std::uint64_t control_bytes = 0;            ///< of `control_map`
+  std::uint64_t scratch_bytes = 0;            ///< that reductions go through
 };
 
 class memory_map {
@@ -65,6 +66,8 @@ class memory_map {
   std::vector<std::uint64_t> gather_slots;
   std::vector<std::uint64_t> gradient_slots;
   std::uint64_t staging = none;
+  std::uint64_t scratch = none;     ///< what reductions go through, counted as staging
+  std::uint64_t scratch_bytes = 0;  ///< of it
   std::uint64_t control = none;
   std::vector<region> regions;
   memory_bytes bytes;
@@ -89,6 +92,10 @@ class memory_map {
     add_gather_slots();
     add_gradient_slots();
     add_staging();
+    if (options_.scratch_bytes != 0) {
+      scratch_bytes = options_.scratch_bytes;
+      scratch = take(category::staging, scratch_bytes, scratch_bytes);
+    }
     if (options_.control_bytes != 0) {
       control = take(category::control, options_.control_bytes, options_.control_bytes);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/scratch.hpp>
 #include <zero/core/parameter.hpp>
 #include <zero/device/concept.hpp>
 #include <zero/optim/concept.hpp>
@@ -12,6 +13,7 @@
 #include <zero/train/options.hpp>
 #include <zero/train/plan.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -39,18 +41,19 @@ namespace detail {
 
 class model_spec {
  public:
+  /// `scratch(shape)` gives the bytes that a reduction goes through beside its spans.
   /// @throws zero::usage_error  a parameter that the stage, the precision or the device can't
   ///                            serve, with its name and the cure; a bad option.
-  template <device Device, unit_list Units, elementwise_optimizer Optimizer>
+  template <device Device, unit_list Units, elementwise_optimizer Optimizer, class Scratch>
   model_spec(std::type_identity<Device> on, Units const& units, stage at,
              Optimizer const& optimizer, accumulation policy, options const& chosen,
-             std::uint64_t ranks, std::uint64_t rank)
+             std::uint64_t ranks, std::uint64_t rank, Scratch const& scratch)
       : specs_{declare(on, units, at, policy, chosen)},
         layout_{specs_, ranks,
                 layout_options{.bucket_bytes = chosen.bucket_bytes_in(at),
                                .alignment = chosen.alignment.value_or(0),
                                .alignment_bytes = Device::alignment_bytes}},
-        map_{layout_, map_options<Device, Optimizer>(at, policy, ranks, rank)},
+        map_{layout_, map_options<Device, Optimizer>(at, policy, ranks, rank, scratch)},
         plan_{make_plan(layout_, map_, at, policy, bound_bytes())} {
     optimizer.validate();
     text_ = text(at, policy, chosen) + text(optimizer);
@@ -103,9 +106,28 @@ class model_spec {
     return tensor && !tensor.rebindable() ? tensor.elements().bytes() : 0;
   }
 
-  template <class Device, class Optimizer>
+  /// What the largest reduction of a segment goes through.
+  template <class Scratch>
+  [[nodiscard]] std::uint64_t scratch_bytes(accumulation const& policy,
+                                            Scratch const& scratch) const {
+    std::uint64_t most = 0;
+    for (layout::segment const& each : layout_.segments()) {
+      if (each.trainable && each.cut.slice() != 0) {
+        most = std::max<std::uint64_t>(
+            most, scratch(reduction_shape{
+                      .slice = each.cut.slice(),
+                      .input = each.gradient,
+                      .output = each.reduced,
+                      .how = policy.per_microbatch ? combine::add : combine::overwrite}));
+      }
+    }
+    return most;
+  }
+
+  template <class Device, class Optimizer, class Scratch>
   [[nodiscard]] memory_map_options map_options(stage const& at, accumulation const& policy,
-                                               std::uint64_t ranks, std::uint64_t rank) const {
+                                               std::uint64_t ranks, std::uint64_t rank,
+                                               Scratch const& scratch) const {
     memory_map_options out{
         .stage = at,
         .policy = policy,
@@ -114,7 +136,8 @@ class model_spec {
         .value_stays = {},
         .gradient_stays = {},
         .alignment_bytes = Device::alignment_bytes,
-        .control_bytes = control_map<Device, Optimizer>{declared_.size(), ranks}.bytes};
+        .control_bytes = control_map<Device, Optimizer>{declared_.size(), ranks}.bytes,
+        .scratch_bytes = scratch_bytes(policy, scratch)};
     for (any_parameter const& each : declared_) {
       out.value_stays.push_back(stays(each.value));
       out.gradient_stays.push_back(each.is_frozen ? 0 : stays(each.gradient));

@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/comm/scratch.hpp>
 #include <zero/device/host.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/lease.hpp>
@@ -132,27 +133,21 @@ class sharded_model {
     together([&] {
       spec_.emplace(std::type_identity<device>{}, units, placed, optimizer, accumulates, chosen,
                     static_cast<std::uint64_t>(comm_.size()),
-                    static_cast<std::uint64_t>(comm_.rank()));
+                    static_cast<std::uint64_t>(comm_.rank()),
+                    [&](reduction_shape const& of) { return scratch_for(of); });
       comm_.set_deadline(chosen.deadline);
     });
     detail::agree(comm_, "sharded_model", spec_->agreement());
     if (placed.shards_parameters() && chosen.overlap) {
       reductions_.emplace(comm_.split(0, comm_.rank()));
     }
-    together([&] {
-      model_.emplace(comm_, reductions_ ? *reductions_ : comm_, *spec_, placed, accumulates,
-                     chosen);
-    });
+    together([&] { model_.emplace(comm_, reductions(), *spec_, placed, accumulates, chosen); });
     try {
-      if constexpr (requires { comm_.inner().register_memory(nullptr, 0); }) {
-        if (auto const arena = model_->bound().memory();
-            chosen.memory.may_be_registered && !arena.empty()) {
-          comm_.inner().register_memory(arena.data(), arena.size());
-        }
-      }
+      hand_over_memory(chosen.memory.may_be_registered);
       model_->take_over(chosen.start);
     } catch (std::exception const& failure) {
       comm_.abort(failure.what());  // of this rank's alone: what concerns all was thrown by all
+      take_back_memory();
       throw;
     }
   }
@@ -166,7 +161,7 @@ class sharded_model {
     if (std::uncaught_exceptions() > exceptions_) {
       comm_.abort(detail::text("an exception ended the model (rank ", comm_.rank(), ")"));
     }
-    end_registrations();
+    take_back_memory();
   }
 
   /// Micro-batch `index` of the `count` between two steps; `count` agrees over ranks and in the
@@ -216,7 +211,7 @@ class sharded_model {
   /// Collective: every rank calls it.
   /// @throws zero::usage_error  a tensor without tensor_traits::allocate.
   void release() {
-    model_->release([this] { end_registrations(); });
+    model_->release([this] { take_back_memory(); });
   }
 
   /// The optimizer of the next step; ranks must change it alike.
@@ -264,10 +259,47 @@ class sharded_model {
   [[nodiscard]] std::size_t gradient_high_water() const { return model_->gradient_high_water(); }
 
  private:
+  [[nodiscard]] std::uint64_t scratch_for(reduction_shape const& of) const {
+    if constexpr (borrows_scratch<Communicator>) {
+      return comm_.inner().scratch_for(of);
+    } else {
+      return no_scratch::scratch_for(of, static_cast<std::uint64_t>(comm_.size()));
+    }
+  }
+
+  /// Of the gradients' reductions.
+  [[nodiscard]] metered<Communicator>& reductions() noexcept {
+    return reductions_ ? *reductions_ : comm_;
+  }
+
+  /// Let the communicators use the arena, and know it where they register memory.
+  void hand_over_memory(bool registers) {
+    if constexpr (borrows_scratch<Communicator>) {
+      if (auto const scratch = model_->bound().scratch(); !scratch.empty()) {
+        reductions().inner().use_scratch(scratch);
+      }
+    }
+    if constexpr (requires { comm_.inner().register_memory(nullptr, 0); }) {
+      auto const arena = model_->bound().memory();
+      if (registers && !arena.empty()) {
+        comm_.inner().register_memory(arena.data(), arena.size());
+        if (reductions_) {
+          reductions_->inner().register_memory(arena.data(), arena.size());
+        }
+      }
+    }
+  }
+
   /// Before the arena ends.
-  void end_registrations() noexcept {
+  void take_back_memory() noexcept {
+    if constexpr (borrows_scratch<Communicator>) {
+      reductions().inner().end_scratch();
+    }
     if constexpr (requires { comm_.inner().end_registrations(); }) {
       comm_.inner().end_registrations();
+      if (reductions_) {
+        reductions_->inner().end_registrations();
+      }
     }
   }
 
@@ -323,16 +355,26 @@ class sharded_model {
 };
 
 /// The plan of a model on rank `rank` of `ranks`, before anything is allocated or communicated.
+/// `reductions` says what scratch those of the communicator will take: `nccl_options` for `nccl`.
 /// @throws zero::usage_error  as the constructor of `sharded_model`; no ranks, or no such rank.
-template <device Device = host, unit_list Units, elementwise_optimizer Optimizer>
+template <device Device = host, unit_list Units, elementwise_optimizer Optimizer,
+          scratch_rule Rule = no_scratch>
 [[nodiscard]] plan make_plan(std::uint64_t ranks, std::uint64_t rank, Units const& units, stage at,
                              Optimizer const& optimizer, accumulation policy,
-                             options const& chosen = {}) {
+                             options const& chosen = {}, Rule const& reductions = {}) {
   if (rank >= ranks) {
     throw usage_error{detail::text("make_plan: expected a rank below ", ranks, ", actual ", rank)};
   }
   return detail::model_spec{
-      std::type_identity<Device>{}, units, at, optimizer, policy, chosen, ranks, rank}
+      std::type_identity<Device>{},
+      units,
+      at,
+      optimizer,
+      policy,
+      chosen,
+      ranks,
+      rank,
+      [&](reduction_shape const& of) { return reductions.scratch_for(of, ranks); }}
       .planned();
 }
 
