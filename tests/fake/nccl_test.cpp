@@ -242,80 +242,30 @@ TEST_CASE("a call is told to fail, and does nothing") {
   CHECK(cudaStreamSynchronize(ranks.stream[0]) == cudaSuccess);
 }
 
-TEST_CASE("parts have the ranks of one color, by key and then by rank, once all ranks have come") {
-  struct row {
-    int color[2];
-    int key[2];
-    int place[2];
-    int size[2];
-  };
-  for (row const& each : {row{{0, 0}, {0, -1}, {1, 0}, {2, 2}}, row{{7, 7}, {3, 3}, {0, 1}, {2, 2}},
-                          row{{2, 0}, {0, 0}, {0, 0}, {1, 1}}}) {
-    two_ranks ranks;
-    ncclComm_t part[2] = {};
-    ncclResult_t now = ncclSuccess;
-    ranks.each([&](int rank) {
-      part[rank] = ranks.comm[0];  // no null pointer
-      CHECK(ncclCommSplit(ranks.comm[rank], each.color[rank], each.key[rank], &part[rank],
-                          nullptr) == ncclInProgress);
-      CHECK(part[rank] == nullptr);
-      for (int i = 0; rank == 0 && i < 3; ++i) {  // rank 1 hasn't come
-        CHECK(ncclCommGetAsyncError(ranks.comm[0], &now) == ncclSuccess);
-        CHECK(now == ncclInProgress);
-        CHECK(part[0] == nullptr);
-        CHECK(ncclAllReduce(ranks.data[0], ranks.data[0], 2, ncclFloat32, ncclSum, ranks.comm[0],
-                            ranks.stream[0]) == ncclInvalidArgument);
-      }
-    });
-    ranks.settle();
-    for (int rank = 0; rank < 2; ++rank) {
-      now = ncclInProgress;
-      while (now == ncclInProgress) {
-        CHECK(ncclCommGetAsyncError(part[rank], &now) == ncclSuccess);
-      }
-      int place = -1;
-      int count = -1;
-      int device = -1;
-      CHECK(ncclCommUserRank(part[rank], &place) == ncclSuccess);
-      CHECK(ncclCommCount(part[rank], &count) == ncclSuccess);
-      CHECK(ncclCommCuDevice(part[rank], &device) == ncclSuccess);
-      CHECK(place == each.place[rank]);
-      CHECK(count == each.size[rank]);
-      CHECK(device == rank);
-      CHECK(ncclCommDestroy(part[rank]) == ncclSuccess);
-    }
-  }
-}
-
-TEST_CASE("a rank without a color gets no part, and a color below 0 is refused") {
+TEST_CASE("a rank is split off with the others of its color") {
   two_ranks ranks;
   ncclComm_t part[2] = {};
-  CHECK(ncclCommSplit(ranks.comm[0], -7, 0, &part[0], nullptr) == ncclInvalidArgument);
-  ranks.each([&](int rank) {
-    CHECK(ncclCommSplit(ranks.comm[rank], rank == 0 ? 5 : NCCL_SPLIT_NOCOLOR, 0, &part[rank],
-                        nullptr) == ncclInProgress);
-  });
-  ranks.settle();
-  CHECK(part[1] == nullptr);
-  CHECK(ncclCommDestroy(part[0]) == ncclSuccess);
-}
-
-TEST_CASE("a communicator with a call in flight isn't split") {
-  two_ranks ranks;
-  ncclComm_t part = nullptr;
+  std::thread other{[&] {
+    ok(cudaSetDevice(1));
+    CHECK(ncclCommSplit(ranks.comm[1], 0, -1, &part[1], nullptr) == ncclInProgress);
+  }};
   ok(cudaSetDevice(0));
-  CHECK(ncclBroadcast(ranks.data[0], ranks.data[0], 2, ncclFloat32, 0, ranks.comm[0],
-                      ranks.stream[0]) == ncclInProgress);
-  ranks.settle();
-  CHECK(ncclCommSplit(ranks.comm[0], 0, 0, &part, nullptr) == ncclInvalidUsage);
-  CHECK(std::string{ncclGetLastError(ranks.comm[0])} == "ncclCommSplit with calls in flight");
-  ok(cudaSetDevice(1));
-  CHECK(ncclBroadcast(ranks.data[1], ranks.data[1], 2, ncclFloat32, 0, ranks.comm[1],
-                      ranks.stream[1]) == ncclInProgress);
-  ranks.each([&](int rank) { ok(cudaStreamSynchronize(ranks.stream[rank])); });
-  ranks.settle();
-  ok(cudaSetDevice(0));
-  CHECK(ncclCommSplit(ranks.comm[0], 0, 0, &part, nullptr) == ncclInProgress);
-  ranks.abort(0);  // while rank 1 hasn't come
-  CHECK(part == nullptr);
+  CHECK(ncclCommSplit(ranks.comm[0], 0, 0, &part[0], nullptr) == ncclInProgress);
+  other.join();
+  for (int rank = 0; rank < 2; ++rank) {
+    ncclResult_t now = ncclInProgress;
+    while (now == ncclInProgress) {
+      CHECK(ncclCommGetAsyncError(part[rank], &now) == ncclSuccess);
+    }
+    int place = -1;
+    int count = -1;
+    int device = -1;
+    CHECK(ncclCommUserRank(part[rank], &place) == ncclSuccess);
+    CHECK(ncclCommCount(part[rank], &count) == ncclSuccess);
+    CHECK(ncclCommCuDevice(part[rank], &device) == ncclSuccess);
+    CHECK(place == 1 - rank);
+    CHECK(count == 2);
+    CHECK(device == rank);
+    CHECK(ncclCommDestroy(part[rank]) == ncclSuccess);
+  }
 }

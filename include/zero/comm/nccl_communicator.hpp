@@ -136,22 +136,31 @@ class nccl {
   }
 
   /// A communicator of the ranks that give the same color, in the order of (key, rank), with this
-  /// one's options. An abort of this one reaches it; the reverse isn't so. An error in a split is
-  /// this group's.
+  /// one's options. An abort of this one reaches it; the reverse isn't so.
   ///
-  /// Ordering:   blocks until this rank's calls so far have run. No graph that calls this
-  ///             communicator is in flight.
+  /// Ordering:   blocks.
   /// Collective: every rank.
   [[nodiscard]] nccl split(int color, int key) {
     check([&] { checks().split(color); });
-    try {
-      return split_off(color, key);
-    } catch (communication_error const&) {
-      throw;
-    } catch (std::exception const& cause) {
-      me_->handle.fail(detail::text("split: ", std::string_view{cause.what()}));
-      throw;
-    }
+    auto const& control = me_->handle.shared_control();
+    detail::split_vote const mine{color, key};
+    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
+    std::uint64_t const sequence = check([&] {
+      return control->exchange(detail::operation::split, std::as_bytes(std::span{&mine, 1}),
+                               std::as_writable_bytes(std::span{votes}), me_->handle.deadline());
+    });
+    std::vector<int> ranks = detail::ranks_of_color(votes, color);
+    auto const here = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+    auto const part = detail::control_group::part(
+        control, detail::text(control->name(), "/", sequence, ".", color), std::move(ranks),
+        static_cast<int>(here));
+    nccl_options const options{.mode = me_->options.mode,
+                               .scratch_bytes = me_->options.scratch_bytes,
+                               .nccl_memory = me_->options.nccl_memory,
+                               .compare_calls = me_->options.compare_calls,
+                               .deadline = me_->handle.deadline()};
+    detail::device_scope const current{me_->handle.device()};
+    return nccl{detail::make_nccl_rank(part, options)};
   }
 
   /// Fail the group: every rank's pending and later calls end or throw `reason`, here and in the
@@ -253,34 +262,6 @@ class nccl {
       abort(cause.what());
       throw;
     }
-  }
-
-  [[nodiscard]] nccl split_off(int color, int key) {
-    detail::nccl_handle& handle = me_->handle;
-    auto const& control = handle.shared_control();
-    if (me_->splits()) {
-      handle.drain();  // before all ranks meet: then nothing is in flight on any
-    }
-    detail::split_vote const mine{color, key};
-    std::vector<detail::split_vote> votes(static_cast<std::size_t>(size()));
-    std::uint64_t const sequence =
-        control->exchange(detail::operation::split, std::as_bytes(std::span{&mine, 1}),
-                          std::as_writable_bytes(std::span{votes}), handle.deadline());
-    std::vector<int> ranks = detail::ranks_of_color(votes, color);
-    auto const here = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
-    auto const part = detail::control_group::part(
-        control, detail::text(control->name(), "/", sequence, ".", color), std::move(ranks),
-        static_cast<int>(here));
-    nccl_options const options{.mode = me_->options.mode,
-                               .scratch_bytes = me_->options.scratch_bytes,
-                               .nccl_memory = me_->options.nccl_memory,
-                               .compare_calls = me_->options.compare_calls,
-                               .deadline = handle.deadline()};
-    detail::device_scope const current{handle.device()};
-    if (me_->splits()) {
-      return nccl{detail::make_nccl_rank(part, options, *me_, color)};
-    }
-    return nccl{detail::make_nccl_rank(part, options)};
   }
 
   template <class Function>

@@ -36,18 +36,17 @@ class nccl_handle {
   nccl_handle(std::shared_ptr<control_group> control, ncclUniqueId const& id,
               std::chrono::milliseconds deadline)
       : deadline_ms_{deadline.count()}, control_{std::move(control)}, device_{current_device()} {
-    begin("ncclCommInitRankConfig", [&] {
-      ncclConfig_t config = make_config();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    try {
       check("ncclCommInitRankConfig",
             ncclCommInitRankConfig(&comm_, control_->size(), id, control_->rank(), &config));
-    });
-  }
-  /// The same for a part of `parent`, whose ranks all make one with a color of at least 0. Nothing
-  /// of theirs is in flight.
-  nccl_handle(std::shared_ptr<control_group> control, nccl_handle& parent, int color,
-              std::chrono::milliseconds deadline)
-      : deadline_ms_{deadline.count()}, control_{std::move(control)}, device_{parent.device_} {
-    begin("ncclCommSplit", [&] { comm_ = parent.split(color, control_->rank()); });
+      settle("ncclCommInitRankConfig");
+      watchdog_ = std::thread{[this] { watch(); }};
+    } catch (...) {
+      abort();
+      throw;
+    }
   }
   nccl_handle(nccl_handle const&) = delete;
   nccl_handle& operator=(nccl_handle const&) = delete;
@@ -129,14 +128,6 @@ class nccl_handle {
     settle("ncclGroupEnd");
   }
 
-  /// Wait until this rank's calls have ended.
-  /// @throws zero::communication_error  the group has failed, also by a call's deadline.
-  void drain() {
-    for (backoff pause; calls.oldest(); pause()) {
-      control_->failure().raise_if_happened();
-    }
-  }
-
   /// Calls of which nobody needs to know the end: not made after a failure.
   template <class Function>
   void quietly(Function const& function) noexcept {
@@ -155,53 +146,7 @@ class nccl_handle {
  private:
   static constexpr std::chrono::milliseconds watch_time{10};
   static constexpr std::chrono::seconds end_time{10};
-
-  /// A pause between two looks, longer each time.
-  class backoff {
-   public:
-    void operator()() {
-      if (pause_.count() == 0) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(pause_);
-      }
-      pause_ = std::min(longest, pause_ * 2 + std::chrono::microseconds{5});
-    }
-
-   private:
-    static constexpr std::chrono::microseconds longest{1000};
-
-    std::chrono::microseconds pause_{0};
-  };
-
-  [[nodiscard]] static ncclConfig_t make_config() {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    return config;
-  }
-
-  /// Make NCCL's handle, which the call `name` completes, and watch it.
-  template <class Make>
-  void begin(char const* name, Make const& make) {
-    try {
-      make();
-      settle(name);
-      watchdog_ = std::thread{[this] { watch(); }};
-    } catch (...) {
-      abort();
-      throw;
-    }
-  }
-
-  /// NCCL writes a part's handle when all ranks have come, which may be while this one is being
-  /// aborted: it has a place that lives as long as this.
-  [[nodiscard]] ncclComm_t split(int color, int key) {
-    ncclConfig_t config = make_config();
-    call("ncclCommSplit",
-         [&](ncclComm_t comm) { return ncclCommSplit(comm, color, key, &part_, &config); });
-    std::lock_guard const lock{mutex_};
-    return std::exchange(part_, nullptr);
-  }
+  static constexpr std::chrono::microseconds longest_poll{1000};
 
   /// The caller holds the mutex, or is the only thread.
   void check(char const* name, ncclResult_t result) {
@@ -224,11 +169,20 @@ class nccl_handle {
   /// Wait until NCCL has taken the last call.
   void settle(char const* name) {
     auto const start = std::chrono::steady_clock::now();
-    for (backoff pause; !is_settled(name); pause()) {
+    std::chrono::microseconds pause{0};
+    for (;;) {
+      if (is_settled(name)) {
+        return;
+      }
       if (std::chrono::steady_clock::now() - start > deadline()) {
         fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
                   rank(), ")"));
+      } else if (pause.count() == 0) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(pause);
       }
+      pause = std::min(longest_poll, pause * 2 + std::chrono::microseconds{5});
     }
   }
 
@@ -279,10 +233,8 @@ class nccl_handle {
   /// Let the streams go on that wait in NCCL.
   void abort() noexcept {
     std::lock_guard const lock{mutex_};
-    for (ncclComm_t* const each : {&comm_, &part_}) {
-      if (*each != nullptr) {
-        static_cast<void>(ncclCommAbort(std::exchange(*each, nullptr)));
-      }
+    if (comm_ != nullptr) {
+      static_cast<void>(ncclCommAbort(std::exchange(comm_, nullptr)));
     }
   }
 
@@ -305,7 +257,6 @@ class nccl_handle {
   int device_;
   std::mutex mutex_;  // one thread at a time calls NCCL with the handle
   ncclComm_t comm_ = nullptr;
-  ncclComm_t part_ = nullptr;  // of a split that was not ended
   std::mutex waking_;
   std::condition_variable wake_;
   bool stop_ = false;

@@ -101,14 +101,6 @@ struct nccl_rank {
       : options{with}, version{nccl_version(control->rank())},
         sources(static_cast<std::size_t>(control->size())),
         handle{control, agree_on_nccl(*control, with), with.deadline} {}
-  /// A part of `parent`, whose options agree.
-  nccl_rank(std::shared_ptr<control_group> const& control, nccl_options const& with,
-            nccl_rank& parent, int color)
-      : options{with}, version{parent.version}, sources(static_cast<std::size_t>(control->size())),
-        handle{control, parent.handle, color, with.deadline} {}
-
-  /// Whether NCCL, which may be older at run time, splits communicators itself.
-  [[nodiscard]] bool splits() const noexcept { return version >= NCCL_VERSION(2, 18, 0); }
 
   void add_registration(void* memory, std::size_t bytes) {
     register_with(registrations, memory, bytes);
@@ -182,12 +174,10 @@ struct nccl_rank {
 
 /// Ends on all ranks, or on none.
 /// @throws after every rank has learnt why.
-template <class... Parent>
-[[nodiscard]] std::unique_ptr<nccl_rank> make_nccl_rank(
-    std::shared_ptr<control_group> const& control, nccl_options const& options,
-    Parent&&... parent) {
+[[nodiscard]] inline std::unique_ptr<nccl_rank> make_nccl_rank(
+    std::shared_ptr<control_group> const& control, nccl_options const& options) {
   try {
-    auto made = std::make_unique<nccl_rank>(control, options, parent...);
+    auto made = std::make_unique<nccl_rank>(control, options);
     control->exchange(operation::exchange, {}, {}, options.deadline, true);
     return made;
   } catch (std::exception const& cause) {

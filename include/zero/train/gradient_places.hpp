@@ -18,9 +18,9 @@
 #include <vector>
 
 /// @file
-/// `gradient_places`: where gradients lie while a window accumulates them - whole in the arena or
-/// their tensors (local_accumulate), or in slots that buckets take and free (reduce_per_microbatch)
-/// - and what of them is zero, present, or padding.
+/// `gradient_places`: where gradients lie while a window accumulates them (whole, in the arena or
+/// their tensors, with local_accumulate; in slots that buckets take and free with
+/// reduce_per_microbatch), and what of them is zero, present, or padding.
 
 namespace zero::inline v0::detail {
 
@@ -93,8 +93,8 @@ class gradient_places {
   [[nodiscard]] bool present(std::size_t id) const noexcept { return present_[id]; }
   void mark_present(std::size_t id) noexcept { present_[id] = true; }
 
-  /// The engine wrote to `leased_place(id)`; a tensor that can't be rebound holds what the leases of
-  /// this micro-batch added up.
+  /// The engine wrote to `leased_place(id)`; a tensor that can't be rebound holds what this
+  /// micro-batch's leases added up.
   void written(std::size_t id) {
     if (in_slots_ && stays(id)) {
       Device::copy(*engine_, bound_->declared(id).gradient.elements(), place(id));

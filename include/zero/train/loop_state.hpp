@@ -16,7 +16,7 @@
 #include <vector>
 
 /// @file
-/// `loop_state`: where the engine's loop is - window, micro-batch or evaluation, pass, open leases -
+/// `loop_state`: where the engine's loop is (window, micro-batch or evaluation, pass, open leases),
 /// and whether a call belongs there. It counts and checks; it holds no memory of a device.
 
 namespace zero::inline v0::detail {

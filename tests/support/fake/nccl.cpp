@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -77,17 +76,10 @@ struct channel {
   }
 };
 
-struct split_vote {
-  int color;
-  int key;
-  int rank;
-};
-
 struct nccl_world {
   nccl_world(int ranks) : size{ranks}, all{static_cast<std::size_t>(ranks)} {}
 
   int size;
-  std::map<std::uint64_t, std::vector<split_vote>> splits;  // the first, the second, ...
   std::vector<ncclComm*> members;
   channel all;
   std::map<std::pair<int, int>, channel> pairs;  // of the sending and the receiving rank
@@ -96,14 +88,6 @@ struct nccl_world {
 struct waiting {
   meeting* where;
   std::size_t who;
-};
-
-// A rank's ncclCommSplit, of which other ranks may not have come yet.
-struct pending_split {
-  std::uint64_t number;
-  int color;
-  bool blocking;
-  ncclComm_t* part;
 };
 
 }  // namespace
@@ -124,9 +108,7 @@ struct ncclComm {
   bool complete = false;  // all ranks are there
   std::string last_error;
   std::vector<fake::detail::waiting> waits;
-  std::size_t in_flight = 0;  // calls in streams, not those of graphs
-  std::uint64_t splits = 0;
-  std::optional<fake::detail::pending_split> split;
+  std::uint64_t split_calls = 0;
 };
 
 namespace fake::detail {
@@ -357,29 +339,15 @@ ncclResult_t launch_group(std::vector<nccl_op> ops) {
                  [&](nccl_op const& each) { return each.stream == stream; });
     std::erase_if(ops, [&](nccl_op const& each) { return each.stream == stream; });
     std::vector<ncclComm*> comms;
-    bool captured = false;
-    {
-      hidden_lock const lock;
-      captured = stream != nullptr && stream->capturing != nullptr;
-      for (nccl_op const& each : together) {
-        comms.push_back(each.comm);
-        each.comm->in_flight += captured ? 0 : 1;
-      }
+    for (nccl_op const& each : together) {
+      comms.push_back(each.comm);
     }
-    cudaError_t const error = enqueue(stream, [together = std::move(together), captured] {
-      run_ops(together);
-      hidden_lock const lock;
-      for (nccl_op const& each : together) {
-        each.comm->in_flight -= captured ? 0 : 1;
-      }
-    });
-    hidden_lock const lock;
+    cudaError_t const error =
+        enqueue(stream, [together = std::move(together)] { run_ops(together); });
     if (error != cudaSuccess) {
-      for (ncclComm* const each : comms) {
-        each->in_flight -= captured ? 0 : 1;
-      }
       return refuse(nullptr, ncclUnhandledCudaError, cudaGetErrorString(error));
     }
+    hidden_lock const lock;
     for (ncclComm* const each : comms) {
       if (!each->blocking) {
         each->polls_in_progress = 1;
@@ -401,7 +369,7 @@ ncclResult_t check_ready_locked(ncclComm* comm) {
   if (comm->failure != ncclSuccess) {
     return refuse(comm, comm->failure, comm->last_error);
   }
-  if (!comm->complete || comm->polls_in_progress > 0 || comm->split) {
+  if (!comm->complete || comm->polls_in_progress > 0) {
     return refuse(comm, ncclInvalidArgument,
                   "used before the previous operation was complete: it returned ncclInProgress");
   }
@@ -459,74 +427,46 @@ void finish_init_locked(nccl_world& world) {
   }
 }
 
-ncclComm* join_world_locked(int ranks, std::string const& id, int rank, int device, bool blocking) {
-  auto& world = nccl().worlds[id];
-  if (world == nullptr) {
-    world = std::make_unique<nccl_world>(ranks);
-  }
-  ncclComm* const made = &nccl().comms.emplace_back();
-  made->rank = rank;
-  made->device = device;
-  made->blocking = blocking;
-  made->polls_in_progress = blocking ? 0 : 1;
-  made->world = world.get();
-  bool const known = std::any_of(world->members.begin(), world->members.end(),
-                                 [&](ncclComm const* each) { return each->rank == rank; });
-  if (world->size != ranks || known) {
-    made->failure = ncclInvalidUsage;
-    made->last_error = known ? "Bootstrap Root : rank " + std::to_string(rank) + " checked in twice"
-                             : "Bootstrap Root : mismatch in rank count from procs " +
-                                   std::to_string(world->size) + " : " + std::to_string(ranks);
-    made->initialised.set();
-  } else {
-    world->members.push_back(made);
-    std::sort(world->members.begin(), world->members.end(),
-              [](ncclComm const* a, ncclComm const* b) { return a->rank < b->rank; });
-    if (world->members.size() == static_cast<std::size_t>(ranks)) {
-      finish_init_locked(*world);
-    }
-  }
-  return made;
-}
-
-ncclResult_t wait_for(ncclComm& made) {
-  made.initialised.wait();
-  hidden_lock const lock;
-  return made.failure;
-}
-
 ncclResult_t join_world(ncclComm_t* comm, int ranks, std::string const& id, int rank,
                         bool blocking) {
+  ncclComm* made = nullptr;
   {
     hidden_lock const lock;
-    *comm = join_world_locked(ranks, id, rank, current_device(), blocking);
+    auto& world = nccl().worlds[id];
+    if (world == nullptr) {
+      world = std::make_unique<nccl_world>(ranks);
+    }
+    made = &nccl().comms.emplace_back();
+    made->rank = rank;
+    made->device = current_device();
+    made->blocking = blocking;
+    made->polls_in_progress = blocking ? 0 : 1;
+    made->world = world.get();
+    *comm = made;
+    bool const known = std::any_of(world->members.begin(), world->members.end(),
+                                   [&](ncclComm const* each) { return each->rank == rank; });
+    if (world->size != ranks || known) {
+      made->failure = ncclInvalidUsage;
+      made->last_error = known
+                             ? "Bootstrap Root : rank " + std::to_string(rank) + " checked in twice"
+                             : "Bootstrap Root : mismatch in rank count from procs " +
+                                   std::to_string(world->size) + " : " + std::to_string(ranks);
+      made->initialised.set();
+    } else {
+      world->members.push_back(made);
+      std::sort(world->members.begin(), world->members.end(),
+                [](ncclComm const* a, ncclComm const* b) { return a->rank < b->rank; });
+      if (world->members.size() == static_cast<std::size_t>(ranks)) {
+        finish_init_locked(*world);
+      }
+    }
   }
-  return blocking ? wait_for(**comm) : ncclInProgress;
-}
-
-// Once all ranks have split the communicator as often as this one, it gets its part. As with NCCL,
-// the caller's pointer is null until then (NVIDIA/nccl issue 1472).
-bool finish_split_locked(ncclComm& comm) {
-  pending_split const& mine = *comm.split;
-  std::vector<split_vote> votes = comm.world->splits[mine.number];
-  if (votes.size() != static_cast<std::size_t>(comm.world->size)) {
-    return false;
+  if (!blocking) {
+    return ncclInProgress;
   }
-  if (mine.color != NCCL_SPLIT_NOCOLOR) {
-    std::erase_if(votes, [&](split_vote const& each) { return each.color != mine.color; });
-    std::sort(votes.begin(), votes.end(), [](split_vote const& a, split_vote const& b) {
-      return std::pair{a.key, a.rank} < std::pair{b.key, b.rank};
-    });
-    auto const here = std::find_if(votes.begin(), votes.end(),
-                                   [&](split_vote const& each) { return each.rank == comm.rank; });
-    std::ostringstream id;
-    id << "split " << comm.world << ' ' << mine.number << ' ' << mine.color;
-    *mine.part =
-        join_world_locked(static_cast<int>(votes.size()), id.str(),
-                          static_cast<int>(here - votes.begin()), comm.device, mine.blocking);
-  }
-  comm.split.reset();
-  return true;
+  made->initialised.wait();
+  hidden_lock const lock;
+  return made->failure;
 }
 
 // Let the streams go on that wait in the communicator's calls.
@@ -535,7 +475,6 @@ void abort_comm(ncclComm& comm) {
   {
     hidden_lock const lock;
     comm.aborted = true;
-    comm.split.reset();
     waits = comm.waits;
     for (waiting const& each : waits) {
       if (!each.where->running) {
@@ -699,44 +638,63 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   return join_world(comm, ranks, std::string{id.internal, sizeof id.internal}, rank, true);
 }
 
-// A split without a call of every rank waits for ever, as with NCCL.
+// A part without a call for every rank of it waits for ever, as with NCCL.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part,
                            ncclConfig_t* config) {
   if (ncclResult_t const told = enter_nccl("ncclCommSplit"); told != ncclSuccess) {
     return told;
   }
+  struct vote {
+    int color;
+    int key;
+    int rank;
+  };
+  static auto& votes = *new std::map<std::pair<nccl_world*, std::uint64_t>, std::vector<vote>>;
+  std::pair<nccl_world*, std::uint64_t> place;
   {
     hidden_lock const lock;
     if (ncclResult_t const error = check_ready_locked(comm); error != ncclSuccess) {
       return error;
     }
-    if (part == nullptr || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) {
-      return refuse(comm, ncclInvalidArgument, "a color below 0, or no place for the part");
-    }
-    if (comm->in_flight != 0) {  // NCCL may hang
-      return refuse(comm, ncclInvalidUsage, "ncclCommSplit with calls in flight");
-    }
-    *part = nullptr;
-    comm->split = pending_split{comm->splits++, color,
-                                config == nullptr ? comm->blocking : is_blocking(config), part};
-    comm->world->splits[comm->split->number].push_back({color, key, comm->rank});
-    if (!comm->blocking) {
-      return ncclInProgress;
-    }
+    place = {comm->world, comm->split_calls++};
+    votes[place].push_back({color, key, comm->rank});
   }
-  for (;;) {
+  for (;;) {  // it needs all ranks' votes to know how large the part is
     {
       hidden_lock const lock;
       if (comm->aborted) {
         return refuse(comm, ncclInvalidUsage, "aborted");
       }
-      if (finish_split_locked(*comm)) {
+      if (votes[place].size() == static_cast<std::size_t>(comm->world->size)) {
         break;
       }
     }
     std::this_thread::sleep_for(std::chrono::microseconds{100});
   }
-  return *part == nullptr ? ncclSuccess : (*part)->blocking ? wait_for(**part) : ncclInProgress;
+  std::vector<vote> mine;
+  std::string id;
+  {
+    hidden_lock const lock;
+    for (vote const& each : votes[place]) {
+      if (each.color == color) {
+        mine.push_back(each);
+      }
+    }
+    std::ostringstream text;
+    text << "split " << place.first << ' ' << place.second << ' ' << color;
+    id = text.str();
+  }
+  if (color == NCCL_SPLIT_NOCOLOR) {
+    *part = nullptr;
+    return ncclSuccess;
+  }
+  std::sort(mine.begin(), mine.end(), [](vote const& a, vote const& b) {
+    return std::pair{a.key, a.rank} < std::pair{b.key, b.rank};
+  });
+  auto const here = std::find_if(mine.begin(), mine.end(),
+                                 [&](vote const& each) { return each.rank == comm->rank; });
+  return join_world(part, static_cast<int>(mine.size()), id, static_cast<int>(here - mine.begin()),
+                    config == nullptr ? comm->blocking : is_blocking(config));
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
@@ -777,7 +735,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   return nccl_query("ncclCommGetAsyncError", comm, [&] {
     if (comm->failure != ncclSuccess) {
       *error = comm->failure;
-    } else if (!comm->complete || (comm->split && !finish_split_locked(*comm))) {
+    } else if (!comm->complete) {
       *error = ncclInProgress;
     } else if (comm->polls_in_progress > 0) {
       --comm->polls_in_progress;

@@ -17,9 +17,6 @@
 /// `fake::fail_call` of the fake CUDA fails calls of NCCL, too: cudaErrorMemoryAllocation becomes
 /// ncclUnhandledCudaError, another error ncclSystemError.
 ///
-/// A communicator is split when all its ranks have asked for it, none of which may have a call in
-/// flight. It gets its part, a null pointer before, where it is asked for its state.
-///
 /// What it doesn't do: an abort of one rank leaves its peers waiting; a rank whose process died
 /// isn't noticed; a window needn't be registered by all ranks.
 
