@@ -9,6 +9,7 @@
 #include <support/thrown.hpp>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -87,11 +88,14 @@ TEST_CASE("conversions between all dtypes have the host's bits") {
       for_each_dtype([&]<class To>(std::type_identity<To>) {
         std::vector<From> const values = numbers<From>(n, 7);
         memory<From> from{stream, values};
-        memory<To> to{stream, std::vector<To>(n)};
-        zero::cuda::convert(stream, *from, *to);
-        std::vector<To> expected(n);
-        zero::host::convert(here, std::span{values}, std::span{expected});
-        CHECK(same(to.read(), expected));
+        for (std::size_t const first : {std::size_t{0}, std::min<std::size_t>(n, 1)}) {
+          memory<To> to{stream, std::vector<To>(n)};
+          std::vector<To> expected(n);
+          zero::cuda::convert(stream, (*from).subspan(first), (*to).subspan(first));
+          zero::host::convert(here, std::span{values}.subspan(first),
+                              std::span{expected}.subspan(first));
+          CHECK(same(to.read(), expected));
+        }
       });
     });
   }
@@ -121,10 +125,13 @@ TEST_CASE(
             }
             std::vector<To> expected = numbers<To>(n, 99);
             memory<To> to{stream, expected};
-            zero::cuda::sum(stream, sources, zero::dtype_of<From>, *to, add, 1.0 / 3);
-            zero::host::sum(here, host_sources, zero::dtype_of<From>, std::span{expected}, add,
-                            1.0 / 3);
-            CHECK(same(to.read(), expected));
+            for (std::size_t const size : {n, n - 1}) {  // to the end
+              zero::cuda::sum(stream, sources, zero::dtype_of<From>, (*to).last(size), add,
+                              1.0 / 3);
+              zero::host::sum(here, host_sources, zero::dtype_of<From>,
+                              std::span{expected}.last(size), add, 1.0 / 3);
+              CHECK(same(to.read(), expected));
+            }
           }
         });
       });

@@ -147,6 +147,13 @@ class cuda {
     visit(source, [&]<class Source>(std::type_identity<Source>) {
       visit(to.dtype(), [&]<class To>(std::type_identity<To>) {
         if constexpr (can_sum(dtype_of<Source>, dtype_of<To>)) {
+          if (add && sources.size() == 1) {
+            launch(stream, to.size(),
+                   detail::add_elements<Source, To>{static_cast<To*>(to.data()),
+                                                    static_cast<Source const*>(sources[0]),
+                                                    static_cast<accumulate_type<Source>>(scale)});
+            return;
+          }
           auto kernel = detail::sum_elements<Source, To>{};
           kernel.to = static_cast<To*>(to.data());
           kernel.scale = static_cast<accumulate_type<Source>>(scale);

@@ -6,11 +6,13 @@
 #include <zero/device/cuda_error.hpp>
 #include <zero/device/host_convert.hpp>
 #include <zero/device/pack.hpp>
+#include <zero/device/pack_kernel.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
+#include <tuple>
 
 /// @file
 /// The kernels of `cuda::convert` and `cuda::sum`, with the bits of the host's.
@@ -32,6 +34,7 @@ inline void check_sum(std::string_view operation, std::size_t sources, dtype fro
   }
 }
 
+/// One of the types has 64 bits.
 template <class From, class To>
 struct convert_elements {
   static constexpr std::size_t grain = 8;
@@ -40,29 +43,80 @@ struct convert_elements {
   To* to;
 
   ZERO_HOST_DEVICE void operator()(std::size_t first, std::size_t count) const {
-    if constexpr (sizeof(From) <= 4 && sizeof(To) <= 4) {
-      constexpr std::size_t width = 2 * pack<float>::size;
-      std::size_t const last = first + count;
-      for (std::size_t i = first; i < last; i += width) {
-        if (last - i >= width) {
-          store_two(load_two<float>(from + i), to + i);
-        } else {
-          store_some<float>(load_some<float>(from + i, last - i), to + i, last - i);
-        }
-      }
-    } else {
-      for (std::size_t i = first; i < first + count; ++i) {
-        to[i] = round_to<To>(from[i]);
-      }
+    for (std::size_t i = first; i < first + count; ++i) {
+      to[i] = round_to<To>(from[i]);
     }
+  }
+};
+
+template <class From, class To>
+  requires(sizeof(From) <= 4 && sizeof(To) <= 4)
+struct convert_elements<From, To> {
+  using real = float;
+  static constexpr std::size_t grain = 8;
+
+  From const* from;
+  To* to;
+
+  struct keep {
+    ZERO_HOST_DEVICE std::array<two_packs<float>, 1> operator()(
+        two_packs<float> const& value) const {
+      return {value};
+    }
+  };
+  [[nodiscard]] ZERO_HOST_DEVICE std::tuple<From const*> inputs() const { return {from}; }
+  [[nodiscard]] ZERO_HOST_DEVICE std::tuple<To*> outputs() const { return {to}; }
+  [[nodiscard]] ZERO_HOST_DEVICE bool active() const { return true; }
+  [[nodiscard]] ZERO_HOST_DEVICE keep operation() const { return {}; }
+  ZERO_HOST_DEVICE void operator()(std::size_t first, std::size_t count) const {
+    run_kernel(*this, first, count);
+  }
+};
+
+template <class Real>
+ZERO_HOST_DEVICE two_packs<Real> scale_total(two_packs<Real> const& total, Real scale) {
+  return {total[0] * pack<Real>{scale}, total[1] * pack<Real>{scale}};
+}
+/// A sum added to what was there, in the arithmetic of `To`.
+template <class To, class Real>
+ZERO_HOST_DEVICE two_packs<Real> add_total(two_packs<Real> const& before,
+                                           two_packs<Real> const& total) {
+  return {before[0] + total[0].template rounded_to<To>(),
+          before[1] + total[1].template rounded_to<To>()};
+}
+
+/// The sum of one source, added.
+template <class Source, class To>
+struct add_elements {
+  using real = accumulate_type<Source>;
+  static constexpr std::size_t grain = width_of<real>;
+
+  To* to;
+  Source const* from;
+  real scale;
+
+  struct add {
+    real scale;
+    ZERO_HOST_DEVICE std::array<two_packs<real>, 1> operator()(
+        two_packs<real> const& before, two_packs<real> const& source) const {
+      return {add_total<To>(before, scale_total(source, scale))};
+    }
+  };
+  [[nodiscard]] ZERO_HOST_DEVICE std::tuple<To const*, Source const*> inputs() const {
+    return {to, from};
+  }
+  [[nodiscard]] ZERO_HOST_DEVICE std::tuple<To*> outputs() const { return {to}; }
+  [[nodiscard]] ZERO_HOST_DEVICE bool active() const { return true; }
+  [[nodiscard]] ZERO_HOST_DEVICE add operation() const { return {scale}; }
+  ZERO_HOST_DEVICE void operator()(std::size_t first, std::size_t count) const {
+    run_kernel(*this, first, count);
   }
 };
 
 template <class Source, class To>
 struct sum_elements {
   using accumulate = accumulate_type<Source>;
-  using value = pack<accumulate>;
-  static constexpr std::size_t width = 2 * value::size;
+  static constexpr std::size_t width = width_of<accumulate>;
   static constexpr std::size_t grain = width;
 
   To* to;
@@ -91,12 +145,9 @@ struct sum_elements {
       total[0] += next[0];
       total[1] += next[1];
     }
-    total[0] *= value{scale};
-    total[1] *= value{scale};
+    total = scale_total(total, scale);
     if (add) {
-      two_packs<accumulate> const before = load(to + i, size);
-      total[0] = before[0] + total[0].template rounded_to<To>();
-      total[1] = before[1] + total[1].template rounded_to<To>();
+      total = add_total<To>(load(to + i, size), total);
     }
     if (size == width) {
       store_two(total, to + i);

@@ -188,6 +188,16 @@ void store_two(std::array<pack<T>, 2> const& from, E* to) noexcept {
   }
 }
 
+/// From and to an array.
+template <class T, element E>
+[[nodiscard]] two_packs<T> read_lanes(E const (&from)[2 * pack<T>::size]) noexcept {
+  return load_two<T>(&from[0]);
+}
+template <class T, element E>
+void write_lanes(two_packs<T> const& from, E (&to)[2 * pack<T>::size]) noexcept {
+  store_two(from, &to[0]);
+}
+
 template <class T>
 [[nodiscard]] pack<T> square_root_of(pack<T> value) noexcept {
   return sqrt(value);
@@ -200,17 +210,18 @@ template <class T>
 template <class Real, class T>
 [[nodiscard]] ZERO_HOST_DEVICE two_packs<Real> load_some(T const* from,
                                                          std::size_t count) noexcept {
-  std::array<T, 2 * pack<Real>::size> lanes;
-  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+  constexpr std::size_t width = 2 * pack<Real>::size;
+  T lanes[width];
+  for (std::size_t lane = 0; lane < width; ++lane) {
     lanes[lane] = from[std::min(lane, count - 1)];
   }
-  return load_two<Real>(lanes.data());
+  return read_lanes<Real>(lanes);
 }
 
 template <class Real, class T>
 ZERO_HOST_DEVICE void store_some(two_packs<Real> const& value, T* to, std::size_t count) noexcept {
-  std::array<T, 2 * pack<Real>::size> lanes;
-  store_two(value, lanes.data());
+  T lanes[2 * pack<Real>::size];
+  write_lanes(value, lanes);
   for (std::size_t lane = 0; lane < count; ++lane) {
     to[lane] = lanes[lane];
   }

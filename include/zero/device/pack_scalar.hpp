@@ -38,7 +38,7 @@ template <class T>
   return reinterpret_cast<std::uintptr_t>(first) % 16 == 0;
 }
 
-/// N elements from and to memory that is aligned as one element is.
+/// N elements from and to global memory that is aligned as one element is.
 template <std::size_t N, class E>
 struct lanes {
   E of[N];
@@ -67,16 +67,22 @@ struct lanes {
   __device__ void write(E* to) const {
     if constexpr (fills_words) {
       if (is_wide(to)) {
-        sixteen_bytes parts[words];
-        memcpy(parts, of, sizeof of);
-        for (std::size_t i = 0; i < words; ++i) {
-          reinterpret_cast<sixteen_bytes*>(to)[i] = parts[i];
-        }
+        write_words(to);
         return;
       }
     }
     for (std::size_t i = 0; i < N; ++i) {
       to[i] = of[i];
+    }
+  }
+
+  /// To a multiple of 16 bytes. By an intrinsic: the compiler splits plain stores again where it
+  /// finds those of the other branch of `write` alike.
+  __device__ void write_words(E* to) const {
+    uint4 parts[words];
+    memcpy(parts, of, sizeof of);
+    for (std::size_t i = 0; i < words; ++i) {
+      __stwb(reinterpret_cast<uint4*>(to) + i, parts[i]);
     }
   }
 };
@@ -229,27 +235,45 @@ template <class T>
 template <class T>
 using two_packs = std::array<pack<T>, 2>;
 
+/// Two packs from lanes in registers, and back.
 template <class T, element E>
-[[nodiscard]] __device__ two_packs<T> load_two(E const* from) {
+[[nodiscard]] __device__ two_packs<T> read_lanes(E const (&from)[2 * pack<T>::size]) {
   constexpr std::size_t half = pack<T>::size;
-  auto const read = lanes<2 * half, E>::read(from);
   two_packs<T> out;
   for (std::size_t i = 0; i < half; ++i) {
-    out[0].set(i, convert_lane<T>(read.of[i]));
-    out[1].set(i, convert_lane<T>(read.of[half + i]));
+    out[0].set(i, convert_lane<T>(from[i]));
+    out[1].set(i, convert_lane<T>(from[half + i]));
   }
   return out;
 }
 
 template <class T, element E>
-__device__ void store_two(two_packs<T> const& from, E* to) {
+__device__ void write_lanes(two_packs<T> const& from, E (&to)[2 * pack<T>::size]) {
   constexpr std::size_t half = pack<T>::size;
-  lanes<2 * half, E> out;
   for (std::size_t i = 0; i < half; ++i) {
-    out.of[i] = convert_lane<E>(from[0][i]);
-    out.of[half + i] = convert_lane<E>(from[1][i]);
+    to[i] = convert_lane<E>(from[0][i]);
+    to[half + i] = convert_lane<E>(from[1][i]);
   }
+}
+
+template <class T, element E>
+[[nodiscard]] __device__ two_packs<T> load_two(E const* from) {
+  return read_lanes<T>(lanes<2 * pack<T>::size, E>::read(from).of);
+}
+
+template <class T, element E>
+__device__ void store_two(two_packs<T> const& from, E* to) {
+  lanes<2 * pack<T>::size, E> out;
+  write_lanes(from, out.of);
   out.write(to);
+}
+
+/// To a multiple of 16 bytes.
+template <class T, element E>
+__device__ void store_wide(two_packs<T> const& from, E* to) {
+  lanes<2 * pack<T>::size, E> out;
+  write_lanes(from, out.of);
+  out.write_words(to);
 }
 
 #endif

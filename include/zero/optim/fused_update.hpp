@@ -4,12 +4,14 @@
 #include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
 #include <zero/device/pack.hpp>
+#include <zero/device/pack_kernel.hpp>
 #include <zero/optim/concept.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -33,94 +35,91 @@ struct update_piece {
 
 namespace detail {
 
-/// The update of one step for one combination of types.
+/// What the updates of one step share, but for the gradient's multiplier.
+template <class Optimizer, class Value>
+using update_constants = decltype(std::declval<Optimizer const&>().template at<Value>(1));
+
+/// What one update reads and writes.
 template <class Optimizer, class Parameter, class Gradient>
-struct update_kernel {
+struct update_streams {
   using real = accumulate_type<Parameter>;
-  using value = pack<real>;
-  static constexpr std::size_t state_size = state_count<Optimizer>;
   static constexpr bool has_master = sizeof(Parameter) == 2;
 
   Parameter* parameter;
   real* master;
   Gradient const* gradient;
-  std::array<real*, state_size> states;
-  value multiplier;
-  decltype(std::declval<Optimizer const&>().template at<value>(1)) constants;
+  std::array<real*, state_count<Optimizer>> states;
 
-  /// Flattened: the update is inlined into the loop, however long the user's is.
-#if !defined(__CUDA_ARCH__)
-  [[gnu::flatten]]
-#endif
-  ZERO_HOST_DEVICE void
-  run(std::size_t size) const {
-    update_kernel const self = *this;  // in registers: what is written could be this object
-    constexpr std::size_t width = 2 * value::size;
-    std::size_t const whole = size - size % width;
-    for (std::size_t i = 0; i < whole; i += width) {
-      self.update(
-          i, [](auto const* from) { return load_two<real>(from); },
-          [](two_packs<real> const& v, auto* to) { store_two(v, to); });
-    }
-    if (std::size_t const rest = size - whole; rest != 0) {
-      self.update(
-          whole, [rest](auto const* from) { return load_some<real>(from, rest); },
-          [rest](two_packs<real> const& v, auto* to) { store_some(v, to, rest); });
-    }
+  /// gradient, master or parameter, states
+  [[nodiscard]] ZERO_HOST_DEVICE auto inputs() const {
+    return std::apply(
+        [this](auto const*... state) {
+          if constexpr (has_master) {
+            return std::tuple{gradient, static_cast<real const*>(master), state...};
+          } else {
+            return std::tuple{gradient, static_cast<Parameter const*>(parameter), state...};
+          }
+        },
+        states);
   }
+  /// states, master, parameter
+  [[nodiscard]] ZERO_HOST_DEVICE auto outputs() const {
+    return std::apply(
+        [this](auto*... state) {
+          if constexpr (has_master) {
+            return std::tuple{state..., master, parameter};
+          } else {
+            return std::tuple{state..., parameter};
+          }
+        },
+        states);
+  }
+};
 
- private:
-  template <class Load, class Store>
-  ZERO_HOST_DEVICE void update(std::size_t i, Load load, Store store) const {
-    two_packs<real> const g = load(gradient + i);
-    two_packs<real> p;
-    if constexpr (has_master) {
-      p = load(master + i);
-    } else {
-      p = load(parameter + i);
+/// What an update does with the elements of a pack.
+template <class Optimizer, class Parameter>
+struct update_operation {
+  using real = accumulate_type<Parameter>;
+  using value = pack<real>;
+
+  value multiplier;
+  update_constants<Optimizer, value> constants;
+
+  template <class... State>
+  ZERO_HOST_DEVICE auto operator()(two_packs<real> const& gradient, two_packs<real> parameter,
+                                   State const&... state) const {
+    std::array<value, sizeof...(State)> low{state[0]...};
+    std::array<value, sizeof...(State)> high{state[1]...};
+    Optimizer::update(constants, parameter[0], multiplier * gradient[0], low);
+    Optimizer::update(constants, parameter[1], multiplier * gradient[1], high);
+    constexpr std::size_t states = sizeof...(State);
+    constexpr bool has_master = sizeof(Parameter) == 2;
+    std::array<two_packs<real>, states + 1 + (has_master ? 1 : 0)> out;
+    for (std::size_t k = states; k-- > 0;) {
+      out[k] = {low[k], high[k]};
     }
-    std::array<two_packs<real>, state_size> s;
-    for (std::size_t k = state_size; k-- > 0;) {
-      s[k] = load(states[k] + i);
-    }
-    auto const update_half = [&](std::size_t part) {
-      std::array<value, state_size> state;
-      for (std::size_t k = state_size; k-- > 0;) {
-        state[k] = s[k][part];
-      }
-      Optimizer::update(constants, p[part], multiplier * g[part], state);
-      for (std::size_t k = state_size; k-- > 0;) {
-        s[k][part] = state[k];
-      }
-    };
-    update_half(0);
-    update_half(1);
-    for (std::size_t k = state_size; k-- > 0;) {
-      store(s[k], states[k] + i);
-    }
-    if constexpr (has_master) {
-      store(p, master + i);
-    }
-    store(p, parameter + i);
+    out.back() = parameter;
+    out[states] = parameter;
+    return out;
   }
 };
 
 template <class Parameter, class Gradient, class Optimizer>
 void typed_update(Optimizer const& optimizer, std::int64_t step, double multiplier,
                   update_piece<Optimizer> const& piece) {
-  using kernel = update_kernel<Optimizer, Parameter, Gradient>;
-  using real = typename kernel::real;
-  using value = typename kernel::value;
-  kernel update{static_cast<Parameter*>(piece.parameter.data()),
-                static_cast<real*>(piece.master),
-                static_cast<Gradient const*>(piece.gradient.data()),
-                {},
-                value(multiplier),
-                optimizer.template at<value>(step)};
+  using function = update_operation<Optimizer, Parameter>;
+  using real = typename function::real;
+  using value = typename function::value;
+  update_streams<Optimizer, Parameter, Gradient> streams{
+      static_cast<Parameter*>(piece.parameter.data()),
+      static_cast<real*>(piece.master),
+      static_cast<Gradient const*>(piece.gradient.data()),
+      {}};
   for (std::size_t k = state_count<Optimizer>; k-- > 0;) {
-    update.states[k] = static_cast<real*>(piece.states[k]);
+    streams.states[k] = static_cast<real*>(piece.states[k]);
   }
-  update.run(piece.parameter.size());
+  run_packs<real>(function{value(multiplier), optimizer.template at<value>(step)}, streams.inputs(),
+                  streams.outputs(), 0, piece.parameter.size());
 }
 
 /// Whether `fused_update` takes this pair of types.

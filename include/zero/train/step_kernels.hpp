@@ -225,33 +225,21 @@ struct count_updates {
 
 /// Update elements of one parameter.
 template <class Optimizer, class Parameter, class Gradient>
-struct update_elements {
-  using kernel = update_kernel<Optimizer, Parameter, Gradient>;
-  using real = typename kernel::real;
+struct update_elements : update_streams<Optimizer, Parameter, Gradient> {
+  using update = update_operation<Optimizer, Parameter>;
+  using value = typename update::value;
   static constexpr std::size_t grain = 8;
 
   step_state const* state;
   std::uint8_t const* had;
-  decltype(kernel::constants) const* constants;
-  Parameter* parameter;
-  real* master;
-  Gradient const* gradient;
-  std::array<real*, state_count<Optimizer>> states;
+  update_constants<Optimizer, value> const* constants;
 
+  [[nodiscard]] ZERO_HOST_DEVICE bool active() const { return *had != 0; }
+  [[nodiscard]] ZERO_HOST_DEVICE update operation() const {
+    return {value(state->multiplier), *constants};
+  }
   ZERO_HOST_DEVICE void operator()(std::size_t first, std::size_t count) const {
-    if (*had == 0) {
-      return;
-    }
-    kernel update{parameter + first,
-                  kernel::has_master ? master + first : nullptr,
-                  gradient + first,
-                  states,
-                  typename kernel::value(state->multiplier),
-                  *constants};
-    for (std::size_t k = update.states.size(); k-- > 0;) {
-      update.states[k] += first;
-    }
-    update.run(count);
+    run_kernel(*this, first, count);
   }
 };
 

@@ -311,7 +311,7 @@ class update {
 
   template <class Kernel>
   void update_pieces(std::size_t s) {
-    constexpr std::size_t master = Kernel::kernel::has_master ? 1 : 0;
+    constexpr std::size_t master = Kernel::has_master ? 1 : 0;
     using real = typename Kernel::real;
     bound_->of().for_each_piece(
         bound_->of().segments()[s], bound_->update_begin(s), bound_->update_end(s),
