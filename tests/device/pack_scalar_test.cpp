@@ -35,6 +35,11 @@ namespace {
 [[gnu::noinline]] float __fsqrt_rn(float a) { return std::sqrt(a); }      // NOLINT
 [[gnu::noinline]] double __dsqrt_rn(double a) { return std::sqrt(a); }    // NOLINT
 
+struct alignas(16) uint4 {
+  std::uint32_t x, y, z, w;
+};
+void __stwb(uint4* to, uint4 from) { *to = from; }  // NOLINT
+
 }  // namespace
 
 namespace zero::inline v0::device_detail {
