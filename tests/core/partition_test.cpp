@@ -92,11 +92,14 @@ TEST_CASE("sizes past 2^31 and up to 2^64 - 1 are exact") {
 TEST_CASE("a padded size past 64 bits is refused") {
   CHECK_THROWS_WITH_AS(
       (partition{largest, 2}),
-      "partition: 18446744073709551615 elements over 2 parts aligned to 1 exceed 64 bits",
+      "partition: expected a padded size that fits 64 bits, actual 18446744073709551615 elements "
+      "over 2 parts aligned to 1",
       zero::usage_error);
-  CHECK_THROWS_WITH_AS((partition{largest, 1, 2}),
-                       "round_up: 18446744073709551615 to a multiple of 2 exceeds 64 bits",
-                       zero::usage_error);
+  CHECK_THROWS_WITH_AS(
+      (partition{largest, 1, 2}),
+      "round_up: expected a multiple of 2 that fits 64 bits, actual 18446744073709551615 to be "
+      "rounded up",
+      zero::usage_error);
 }
 
 TEST_CASE("no parts and no alignment are refused") {

@@ -326,7 +326,7 @@ TEST_CASE("a declaration that is wrong on one rank alone is every rank's error")
   for (int const ranks : {1, 2, 3}) {
     check_refused(ranks, {"expected one parameter named 'a'", "actual two"},
                   [](rank_tensors&, units& of, recipe&) { of[1][0].name = "a"; });
-    check_refused(ranks, {"unit 1 uses the tied parameter 'x'", "no unit declares"},
+    check_refused(ranks, {"'x' in another unit for unit 1 to tie", "actual none"},
                   [](rank_tensors&, units& of, recipe&) { of[1].push_back(zero::tied("x")); });
     check_refused(ranks, {"parameter 'c'", "of its own", "'a'", "zero::tied"},
                   [](rank_tensors& t, units& of, recipe&) {

@@ -22,8 +22,8 @@ namespace zero::inline v0 {
     return value;
   }
   if (value > std::numeric_limits<std::uint64_t>::max() - (alignment - rest)) {
-    throw usage_error{
-        detail::text("round_up: ", value, " to a multiple of ", alignment, " exceeds 64 bits")};
+    throw usage_error{detail::text("round_up: expected a multiple of ", alignment,
+                                   " that fits 64 bits, actual ", value, " to be rounded up")};
   }
   return value + (alignment - rest);
 }
@@ -45,8 +45,9 @@ class partition {
     }
     slice_ = round_up(elements / parts + (elements % parts != 0 ? 1 : 0), alignment);
     if (slice_ > std::numeric_limits<std::uint64_t>::max() / parts) {
-      throw usage_error{detail::text("partition: ", elements, " elements over ", parts,
-                                     " parts aligned to ", alignment, " exceed 64 bits")};
+      throw usage_error{detail::text("partition: expected a padded size that fits 64 bits, actual ",
+                                     elements, " elements over ", parts, " parts aligned to ",
+                                     alignment)};
     }
   }
 

@@ -196,12 +196,13 @@ class layout {
       for (std::string const& name : specs[u].tied) {
         std::size_t const id = find(name);
         if (id == none) {
-          throw usage_error{detail::text("layout: unit ", u, " uses the tied parameter '", name,
-                                         "', which no unit declares")};
+          throw usage_error{detail::text("layout: expected a parameter named '", name,
+                                         "' in another unit for unit ", u, " to tie, actual none")};
         }
         if (parameters_[id].unit == u) {
-          throw usage_error{
-              detail::text("layout: unit ", u, " both declares '", name, "' and ties it")};
+          throw usage_error{detail::text("layout: expected unit ", u,
+                                         " to tie another unit's parameter, actual '", name,
+                                         "', which it declares itself")};
         }
         if (std::find(units_[u].tied.begin(), units_[u].tied.end(), id) == units_[u].tied.end()) {
           units_[u].tied.push_back(id);

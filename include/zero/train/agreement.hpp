@@ -22,12 +22,13 @@
 
 namespace zero::inline v0::detail {
 
-/// Let every rank throw what any rank failed with. `failure` is empty where this rank has none.
+/// Let every rank throw what any rank failed with in `operation`. `failure` is empty where this rank
+/// has none.
 ///
 /// Collective: every rank calls it.
 /// @throws zero::usage_error  the message of the first rank that has one.
 template <communicator Communicator>
-void throw_together(Communicator& comm, std::string_view failure) {
+void throw_together(Communicator& comm, std::string_view operation, std::string_view failure) {
   constexpr std::size_t longest = 480;
   std::array<char, longest + 1> mine{};
   std::copy_n(failure.begin(), std::min(failure.size(), longest), mine.begin());
@@ -36,7 +37,7 @@ void throw_together(Communicator& comm, std::string_view failure) {
   for (int rank = 0; rank < comm.size(); ++rank) {
     char const* const message = all.data() + static_cast<std::size_t>(rank) * mine.size();
     if (*message != '\0') {
-      throw usage_error{text(message, " (rank ", rank, ")")};
+      throw usage_error{text(operation, ": ", message, " (rank ", rank, ")")};
     }
   }
 }

@@ -196,7 +196,7 @@ class binding {
     } else {
       broadcast_values(comm, stream);
     }
-    throw_together(comm, initialise(stream));
+    throw_together(comm, "sharded_model", initialise(stream));
     for (std::size_t id = 0; id < of().parameters().size(); ++id) {
       any_parameter const& each = declared(id);
       if (!each.initialiser) {

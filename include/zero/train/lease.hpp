@@ -34,17 +34,19 @@ template <class Model>
 class forward_lease {
  public:
   forward_lease(Model& model, std::size_t unit, detail::lease_kind kind)
-      : model_{&model}, unit_{unit}, kind_{kind}, exceptions_{std::uncaught_exceptions()} {
+      : model_{&model}, unit_{unit}, rank_{model.rank()}, kind_{kind},
+        exceptions_{std::uncaught_exceptions()} {
     model_->begin_lease(unit, kind);
   }
   forward_lease(forward_lease&& other) noexcept
-      : model_{std::exchange(other.model_, nullptr)}, unit_{other.unit_}, kind_{other.kind_},
-        exceptions_{other.exceptions_} {}
+      : model_{std::exchange(other.model_, nullptr)}, unit_{other.unit_}, rank_{other.rank_},
+        kind_{other.kind_}, exceptions_{other.exceptions_} {}
   forward_lease& operator=(forward_lease&& other) noexcept {
     if (this != &other) {
       end();
       model_ = std::exchange(other.model_, nullptr);
       unit_ = other.unit_;
+      rank_ = other.rank_;
       kind_ = other.kind_;
       exceptions_ = other.exceptions_;
     }
@@ -72,7 +74,8 @@ class forward_lease {
   [[nodiscard]] Model& model() const {
     if (model_ == nullptr) {
       throw usage_error{detail::text("lease of unit ", unit_,
-                                     ": expected to be used before its end, actual after")};
+                                     ": expected to be used before its end, actual after (rank ",
+                                     rank_, ")")};
     }
     return *model_;
   }
@@ -80,6 +83,7 @@ class forward_lease {
  private:
   Model* model_;
   std::size_t unit_;
+  int rank_;
   detail::lease_kind kind_;
   int exceptions_;
 };

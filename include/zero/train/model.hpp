@@ -55,6 +55,7 @@ class model {
   [[nodiscard]] std::size_t gradient_high_water() const noexcept {
     return reducer_.places().high_water();
   }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] residency_counts gathered() const noexcept { return values_.counts(); }
 
   // --- micro-batches -----------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class model {
 
   void step(Optimizer const& optimizer) {
     guarded([&] {
-      optimizer.validate();
+      check_hyperparameters("step", optimizer);
       flush();
       loop_.check_step();
       reducer_.check_window();
@@ -253,7 +254,7 @@ class model {
 
   void write_hyperparameters(Optimizer const& optimizer) {
     guarded([&] {
-      optimizer.validate();
+      check_hyperparameters("write_hyperparameters", optimizer);
       flush();
       loop_.check_idle("write_hyperparameters");
       update_.write_hyperparameters(optimizer);
@@ -322,7 +323,7 @@ class model {
   }
 
  private:
-  [[nodiscard]] std::string here() const { return text(" (rank ", comm_->rank(), ")"); }
+  [[nodiscard]] std::string here() const { return text(" (rank ", rank(), ")"); }
 
   /// Run a call. What it throws is every rank's error, so that no peer waits for this one, and
   /// every later call's.
@@ -405,6 +406,14 @@ class model {
   void end_pass() noexcept {
     if (loop_.end_pass()) {
       values_.release_all();
+    }
+  }
+
+  void check_hyperparameters(std::string_view operation, Optimizer const& optimizer) const {
+    try {
+      optimizer.validate();
+    } catch (usage_error const& cause) {
+      throw usage_error{text(operation, ": ", std::string_view{cause.what()}, here())};
     }
   }
 

@@ -167,10 +167,10 @@ class model_spec {
                                      Device::name, ", actual on another device")};
     }
     if (sharded && !tensor.rebindable()) {
-      throw usage_error{
-          detail::text("parameter '", declared.name, "': this stage shards its ", what,
-                       ", expected a tensor that can give up its storage; add rebind to its ",
-                       "zero::tensor_traits, or declare it without that tensor")};
+      throw usage_error{detail::text(
+          "parameter '", declared.name, "': this stage shards its ", what,
+          ", expected a tensor that can give up its storage, actual one that can't; ",
+          "add rebind to its ", "zero::tensor_traits, or declare it without that tensor")};
     }
     if (!tensor.rebindable() && tensor.elements().size() != size_of(declared)) {
       throw usage_error{detail::text("parameter '", declared.name, "': expected a ", what, " of ",

@@ -73,8 +73,9 @@ class step_result {
   ///                            or after another step.
   [[nodiscard]] double norm() const {
     if (!clips_) {
-      throw usage_error{
-          "step_result: expected options::clip_norm, actual none, so no norm was taken"};
+      throw usage_error{detail::text(
+          "step_result: expected options::clip_norm, actual none, so no norm was taken", " (rank ",
+          model_->rank(), ")")};
     }
     return outcome().norm;
   }
@@ -86,7 +87,7 @@ class step_result {
     if (number_ != *latest_) {
       throw usage_error{
           detail::text("step_result: expected to be read before the next step, actual step ",
-                       number_, " after step ", *latest_)};
+                       number_, " after step ", *latest_, " (rank ", model_->rank(), ")")};
     }
     return model_->outcome();
   }
@@ -338,7 +339,7 @@ class sharded_model {
     } catch (std::exception const& caught) {
       failure = caught.what();
     }
-    detail::throw_together(comm_, failure);
+    detail::throw_together(comm_, "sharded_model", failure);
   }
 
   metered<Communicator> comm_;
