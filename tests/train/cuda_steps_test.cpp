@@ -64,9 +64,10 @@ TEST_CASE("a step allocates, frees and waits for nothing, in every setting") {
 TEST_CASE("what is launched in a step, by hand") {
   // Two micro-batches of four units, with seven parameters that have elements. Kernels: 2 * 7
   // gradients of the engine; 2 * 4 reductions of one rank; an update of each parameter, and of what
-  // isn't whole packs of eight in 37, 130 and 19 elements; and eight more: hyperparameters, begin, flags, message, headers, counts, and the marks around the update.
-  // Copies: one message of one rank, two reports; in stage 3 also four gathers in each of four
-  // passes. Fills: the padding of three units in two places each, in each micro-batch.
+  // isn't whole packs of eight in 37, 130 and 19 elements; and eight more: hyperparameters, begin,
+  // flags, message, headers, counts, and the marks around the update. Copies: one message of one
+  // rank, two reports; in stage 3 also four gathers in each of four passes. Fills: the padding of
+  // three units in two places each, in each micro-batch.
   struct row {
     zero::stage stage;
     std::uint64_t copies;
