@@ -45,7 +45,9 @@ class model {
         skipped_(of().parameters().size(), false), engine_(device::engine_stream(chosen.stream)),
         stream_(device::communication_stream(chosen.overlap, chosen.stream)) {}
 
+  /// Values are those that the engine's stream has made so far.
   void take_over(start how) {
+    engine_.synchronize();
     bound_.take_over(*comm_, how, !per_microbatch_);
     update_.initialise();
   }
@@ -236,6 +238,7 @@ class model {
       reducer_.check_window();
       reducer_.finish_window();
       reducer_.let_wait(stream_);
+      let_wait(stream_, engine_);  // which may still read parameters, for an evaluation
       std::uint64_t const order =
           hash_order(hash_order(reducer_.order(), 0), values_.order());  // equal ones differ
       update_.enqueue(optimizer, window{loop_.ran(), loop_.announced(), order},
@@ -250,6 +253,19 @@ class model {
       flush();
       update_.wait();
     });
+  }
+
+  /// Wait for all of the streams, whatever becomes of it: then nothing uses the arena.
+  void drain() noexcept {
+    auto const quietly = [](auto&& wait) {
+      try {
+        wait();
+      } catch (std::exception const&) {  // was thrown before, or the model's next call says it
+      }
+    };
+    quietly([this] { stream_.synchronize(); });
+    quietly([this] { reducer_.synchronize(); });
+    quietly([this] { engine_.synchronize(); });
   }
 
   void write_hyperparameters(Optimizer const& optimizer) {

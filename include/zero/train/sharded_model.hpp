@@ -139,7 +139,7 @@ class sharded_model {
       comm_.set_deadline(chosen.deadline);
     });
     detail::agree(comm_, "sharded_model", spec_->agreement());
-    if (placed.shards_parameters() && chosen.overlap) {
+    if (detail::reduces_apart<device>(placed, chosen)) {
       reductions_.emplace(comm_.split(0, comm_.rank()));
     }
     together([&] { model_.emplace(comm_, reductions(), *spec_, placed, accumulates, chosen); });
@@ -148,6 +148,7 @@ class sharded_model {
       model_->take_over(chosen.start);
     } catch (std::exception const& failure) {
       comm_.abort(failure.what());  // of this rank's alone: what concerns all was thrown by all
+      model_->drain();
       take_back_memory();
       throw;
     }
@@ -162,6 +163,7 @@ class sharded_model {
     if (std::uncaught_exceptions() > exceptions_) {
       comm_.abort(detail::text("an exception ended the model (rank ", comm_.rank(), ")"));
     }
+    model_->drain();
     take_back_memory();
   }
 
