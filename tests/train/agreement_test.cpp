@@ -58,23 +58,23 @@ TEST_CASE("a failure of some ranks is thrown by all, with the first one's messag
     int const failing = ranks / 2;
     test::failures const caught = test::run_failing(ranks, [&](zero::thread_communicator& comm) {
       zero::detail::throw_together(
-          comm, comm.rank() >= failing ? "no " + std::to_string(comm.rank()) : "");
+          comm, "bind", comm.rank() >= failing ? "no " + std::to_string(comm.rank()) : "");
     });
     std::string const which = std::to_string(failing);
     for (test::thrown const& each : caught.ranks) {
       CHECK(each.kind == test::kind::usage);
-      CHECK(each.message == "no " + which + " (rank " + which + ")");
+      CHECK(each.message == "bind: no " + which + " (rank " + which + ")");
     }
   }
 }
 
 TEST_CASE("no failure throws nothing, and a long message is cut") {
   zero::run_threads(3, [](zero::thread_communicator& comm) {
-    CHECK_NOTHROW(zero::detail::throw_together(comm, ""));
+    CHECK_NOTHROW(zero::detail::throw_together(comm, "bind", ""));
   });
   zero::solo alone;
-  test::thrown const caught =
-      test::what_throws([&] { zero::detail::throw_together(alone, std::string(10000, 'x')); });
+  test::thrown const caught = test::what_throws(
+      [&] { zero::detail::throw_together(alone, "bind", std::string(10000, 'x')); });
   CHECK(caught.message.size() < 1000);
-  CHECK(caught.says({"xxx", "(rank 0)"}));
+  CHECK(caught.says({"bind: xxx", "(rank 0)"}));
 }
