@@ -51,7 +51,6 @@ byte_counts counts(zero::memory_bytes const& bytes) {
           .gathered_units = bytes[zero::category::gathered_units],
           .gradient_buckets = bytes[zero::category::gradient_buckets],
           .staging = bytes[zero::category::staging],
-          .control = bytes[zero::category::control],
           .engine = bytes[zero::category::engine],
           .padding = bytes.padding};
 }

@@ -19,7 +19,8 @@
 
 namespace mlp {
 
-/// Bytes of one rank. The categories count elements that exist; `padding` is all the rest.
+/// Bytes of one rank. The categories count elements that exist; `padding` is all the rest:
+/// alignment, and what a step keeps beside tensors.
 struct byte_counts {
   std::uint64_t parameters = 0;
   std::uint64_t gradients = 0;
@@ -27,24 +28,22 @@ struct byte_counts {
   std::uint64_t gathered_units = 0;
   std::uint64_t gradient_buckets = 0;
   std::uint64_t staging = 0;
-  std::uint64_t control = 0;
   std::uint64_t engine = 0;
   std::uint64_t padding = 0;
 
   [[nodiscard]] std::uint64_t peak() const {
     return parameters + gradients + optimizer_state + gathered_units + gradient_buckets + staging +
-           control + engine + padding;
+           engine + padding;
   }
 
   /// Names and numbers, in the order of the table.
-  [[nodiscard]] std::array<std::pair<std::string_view, std::uint64_t>, 10> named() const {
+  [[nodiscard]] std::array<std::pair<std::string_view, std::uint64_t>, 9> named() const {
     return {{{"parameters", parameters},
              {"gradients", gradients},
              {"optimizer_state", optimizer_state},
              {"gathered_units", gathered_units},
              {"gradient_buckets", gradient_buckets},
              {"staging", staging},
-             {"control", control},
              {"engine", engine},
              {"padding", padding},
              {"peak", peak()}}};
@@ -124,10 +123,10 @@ struct formula {
     for (auto const& unit : units) {
       n += unit.size();
     }
-    out.control = 96 + round_up(hyperparameter_bytes, 16) + n * derived_bytes +
-                  round_up(8 * n, 16) + 2 * round_up(n, 16) +
-                  (1 + ranks) * (round_up(40 + n, 16) + 16) + sum_scratch_bytes;
-    out.padding += round_up(out.control, alignment_bytes) - out.control;
+    std::uint64_t const beside = 96 + round_up(hyperparameter_bytes, 16) + n * derived_bytes +
+                                 round_up(8 * n, 16) + 2 * round_up(n, 16) +
+                                 (1 + ranks) * (round_up(40 + n, 16) + 16) + sum_scratch_bytes;
+    out.padding += round_up(beside, alignment_bytes);
     return out;
   }
 

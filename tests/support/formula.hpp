@@ -80,14 +80,13 @@ struct memory {
   std::uint64_t gathered_units = 0;
   std::uint64_t gradient_buckets = 0;
   std::uint64_t staging = 0;
-  std::uint64_t control = 0;
   std::uint64_t engine = 0;
   std::uint64_t padding = 0;
   std::uint64_t bind_peak = 0;
 
   [[nodiscard]] std::uint64_t arena() const {
     return parameters + gradients + optimizer_state + gathered_units + gradient_buckets + staging +
-           control + padding;
+           padding;
   }
   [[nodiscard]] std::uint64_t peak() const { return arena() + engine; }
 
@@ -96,8 +95,8 @@ struct memory {
     return out << "{parameters " << m.parameters << ", gradients " << m.gradients
                << ", optimizer_state " << m.optimizer_state << ", gathered_units "
                << m.gathered_units << ", gradient_buckets " << m.gradient_buckets << ", staging "
-               << m.staging << ", control " << m.control << ", engine " << m.engine << ", padding "
-               << m.padding << ", bind_peak " << m.bind_peak << "}";
+               << m.staging << ", engine " << m.engine << ", padding " << m.padding
+               << ", bind_peak " << m.bind_peak << "}";
   }
 };
 
@@ -474,9 +473,10 @@ class expectation {
     range(out, &memory::staging, most, most);
   }
 
-  /// Everything in units of 16 bytes: 96 of state; hyperparameters; for each parameter what the
-  /// optimizer derives from them, a count of 8 bytes and two of 1; a message of 40 bytes and a flag
-  /// per parameter, of this rank and of all; a sum of 16 bytes alike.
+  /// What a step keeps beside tensors. Everything in units of 16 bytes: 96 of state;
+  /// hyperparameters; for each parameter what the optimizer derives from them, a count of 8 bytes
+  /// and two of 1; a message of 40 bytes and a flag per parameter, of this rank and of all; a sum
+  /// of 16 bytes alike.
   void add_control(memory& out) const {
     std::uint64_t parameters = 0;
     for (unit const& u : model_) {
@@ -489,7 +489,7 @@ class expectation {
                                 up(parameters * 8, 16) + 2 * up(parameters, 16) +
                                 (1 + run_.ranks) * (up(40 + parameters, 16) + 16) +
                                 run_.sum_blocks * 16;
-    range(out, &memory::control, bytes, bytes);
+    out.padding += up(bytes, run_.device_alignment);
   }
 
   model model_;

@@ -321,7 +321,6 @@ inline formula::memory in_words(zero::memory_bytes const& bytes, std::uint64_t b
           bytes[category::gathered_units],
           bytes[category::gradient_buckets],
           bytes[category::staging],
-          bytes[category::control],
           bytes[category::engine],
           bytes.padding,
           bind_peak_bytes};

@@ -221,6 +221,6 @@ TEST_CASE("too little memory for the plan says so on every rank") {
       },
       on_loopback);
   fake::reset();
-  // Value, gradient and two states of 4 MiB, and 4592 bytes of control, to a multiple of 256.
+  // Value, gradient and two states of 4 MiB; 4592 bytes beside them, to a multiple of 256.
   CHECK_MESSAGE(caught.all_say({"the plan's 16781824 bytes", " free of 1048576"}), caught.text());
 }

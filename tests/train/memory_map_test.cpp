@@ -292,4 +292,19 @@ TEST_CASE("a map by hand: one bucket of bfloat16 weights and a float norm, rank 
   CHECK(sharded.segments[1].gather_offset == 256);
   CHECK(sharded.gradient_slots == std::vector<std::uint64_t>{2176});  // there is one bucket
   CHECK(sharded.bytes.arena() == 2688);
+
+  // What a step keeps beside tensors has a place at the end, and is padding.
+  memory_map const with_control{layout,
+                                {.stage = zero::stage1{},
+                                 .policy = zero::local_accumulate{},
+                                 .rank = 1,
+                                 .states = 2,
+                                 .value_stays = {0, 0, 0},
+                                 .gradient_stays = {0, 0, 0},
+                                 .control_bytes = 100}};
+  zero::memory_bytes expected = local.bytes;
+  expected.padding += 128;
+  CHECK(local.control == memory_map::none);
+  CHECK(with_control.control == 2304);
+  CHECK(with_control.bytes == expected);
 }

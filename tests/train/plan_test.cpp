@@ -114,13 +114,13 @@ TEST_CASE("a plan by hand: 10 and 6 floats over 4 ranks") {
   CHECK(whole.bytes[category::parameters] == 16 * 4);
   CHECK(whole.bytes[category::gradients] == 16 * 4);
   CHECK(whole.bytes[category::optimizer_state] == 2 * 16 * 4);
-  // Control, in units of 16 bytes: 96; 5 hyperparameters; 7 vectors for each parameter; 2 counts;
-  // 2 + 2 flags; a message of 40 bytes and 2 flags, and a sum, of this rank and of all 4.
-  constexpr std::uint64_t control = 96 + 48 + 2 * 7 * 16 + 16 + 16 + 16 + 5 * (48 + 16);
-  CHECK(whole.bytes[category::control] == control);
-  CHECK(control == 736);  // and 32 to the next multiple of 64
+  // What a step keeps beside tensors, in units of 16 bytes: 96; 5 hyperparameters; 7 vectors for
+  // each parameter; 2 counts; 2 + 2 flags; a message of 40 bytes and 2 flags, and a sum, of this
+  // rank and of all 4.
+  constexpr std::uint64_t beside = 96 + 48 + 2 * 7 * 16 + 16 + 16 + 16 + 5 * (48 + 16);
+  static_assert(beside == 736);  // and 32 to the next multiple of 64
   // 4 things, 2 segments of 64 elements
-  CHECK(whole.bytes.padding == 4 * (2 * 64 * 4 - 16 * 4) + 32);
+  CHECK(whole.bytes.padding == 4 * (2 * 64 * 4 - 16 * 4) + 768);
   CHECK(whole.bytes.peak() == 4 * 2 * 64 * 4 + 768);
   CHECK(whole.bind_peak_bytes == whole.bytes.peak());
   CHECK(whole.sent_bytes_per_step() == 2 * 3 * 2 * 16 * 4);  // (r + g) to 3 peers, 2 slices of 16
@@ -142,7 +142,7 @@ TEST_CASE("a plan by hand: 10 and 6 floats over 4 ranks") {
   CHECK(last.sent_bytes_per_step(2) == (2 + 2 * 2) * 3 * 2 * 16 * 4);  // (2 r + 2 * 2 p)
 }
 
-TEST_CASE("a plan of sizes that divide has no padding, and is the theory's table") {
+TEST_CASE("a plan of sizes that divide pads no tensor, and is the theory's table") {
   // 3072 elements = 4 ranks * 4 units * 192; every slice is a multiple of 16 elements.
   constexpr std::uint64_t all = 3072;
   constexpr std::uint64_t p = 4, g = 4, o = 8, r = 4, ranks = 4;
@@ -169,7 +169,8 @@ TEST_CASE("a plan of sizes that divide has no padding, and is the theory's table
            {zero::stage(zero::stage0{}), zero::stage(zero::stage1{}), stage1_all_reduce,
             zero::stage(zero::stage2{}), zero::stage(zero::stage3{}), kept}) {
         zero::memory_bytes const bytes = plan_of(at, per_microbatch).bytes;
-        CHECK(bytes.padding == 64 - bytes[category::control] % 64);
+        // Beside tensors: 96 + 48 + 4 * 7 * 16 + 32 + 16 + 16 + 5 * (48 + 16) = 976 bytes.
+        CHECK(bytes.padding == 1024);
       }
     }
     CHECK(persistent(plan_of(zero::stage0{}, false)) == (p + g + o) * all);
@@ -429,8 +430,10 @@ TEST_CASE("a plan of an empty model, and of a model with empty units, is empty")
     units.resize(n);
     for (test::run_case const& run : test::run_cases()) {
       zero::plan const plan = zero::make_plan(3, 1, units, run.stage, zero::adamw{}, run.policy);
-      // Two units of 64 bytes for hyperparameters and state, and messages of no flags.
-      CHECK(plan.bytes.peak() == plan.bytes[category::control] + plan.bytes.padding);
+      // State, hyperparameters, 1 + 3 messages of no flags and sums: 96 + 48 + 4 * (48 + 16) = 400
+      // bytes.
+      CHECK(plan.bytes.padding == 448);
+      CHECK(plan.bytes.peak() == 448);
       CHECK(plan.sent_bytes_per_step(2) == 0);
     }
   }

@@ -14,9 +14,8 @@
 
 namespace zero::inline v0 {
 
-/// What a range of device memory is for. `control` is what a step keeps beside tensors: counters,
-/// flags, norms. `engine` is memory that the user's engine holds on its
-/// own.
+/// What elements of tensors in device memory are for. `engine` is memory that the user's engine
+/// holds on its own.
 enum class category : std::uint8_t {
   parameters,
   gradients,
@@ -24,22 +23,23 @@ enum class category : std::uint8_t {
   gathered_units,
   gradient_buckets,
   staging,
-  control,
   engine,
 };
 
-inline constexpr std::size_t category_count = 8;
+inline constexpr std::size_t category_count = 7;
 
 [[nodiscard]] constexpr std::string_view name(category kind) noexcept {
   constexpr std::array<std::string_view, category_count> names{
       "parameters",       "gradients", "optimizer_state", "gathered_units",
-      "gradient_buckets", "staging",   "control",         "engine"};
+      "gradient_buckets", "staging",   "engine"};
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Bytes by category. A category counts real elements; what alignment adds to them is `padding`.
+/// Bytes by category. A category counts real elements.
 class memory_bytes {
  public:
+  /// What is not an element of a tensor: alignment, and what a step keeps beside tensors (counters,
+  /// flags, norms, hyperparameters).
   std::uint64_t padding = 0;
 
   [[nodiscard]] constexpr std::uint64_t& operator[](category kind) noexcept {

@@ -68,7 +68,7 @@ class memory_map {
   std::uint64_t staging = none;
   std::uint64_t scratch = none;     ///< what reductions go through, counted as staging
   std::uint64_t scratch_bytes = 0;  ///< of it
-  std::uint64_t control = none;
+  std::uint64_t control = none;     ///< what a step keeps beside tensors, counted as padding
   std::vector<region> regions;
   memory_bytes bytes;
 
@@ -97,7 +97,7 @@ class memory_map {
       scratch = take(category::staging, scratch_bytes, scratch_bytes);
     }
     if (options_.control_bytes != 0) {
-      control = take(category::control, options_.control_bytes, options_.control_bytes);
+      control = take(category::staging, 0, options_.control_bytes);  // no elements: padding
     }
     for (std::size_t id = 0; id < of.parameters().size(); ++id) {
       bytes[category::engine] += options_.value_stays[id] + options_.gradient_stays[id];
