@@ -460,7 +460,7 @@ TEST_CASE(
     });
     check_all_say(
         caught, how,
-        {"sharded_model", "initialiser of parameter 'new'", "no numbers today", "rank 1"});
+        {"sharded_model: ", "initialiser of parameter 'new'", "no numbers today", "(rank 1)"});
   }
 }
 
@@ -474,7 +474,7 @@ TEST_CASE("a tensor whose elements can't be asked for is every rank's error, and
       units.push_back({zero::parameter("moody", moody[static_cast<std::size_t>(rank)])});
       return units;
     });
-    check_all_say(caught, how, {"no elements today", "rank 2"});
+    check_all_say(caught, how, {"sharded_model: ", "no elements today", "(rank 2)"});
   }
 }
 
@@ -624,7 +624,7 @@ TEST_CASE(
       state.sharded.optimizer().learning_rate = -1;
       step(state);
     });
-    check_all_say(caught, how, {"sgd.learning_rate: expected", "actual -1"});
+    check_all_say(caught, how, {"step: sgd.learning_rate: expected", "actual -1", "(rank "});
   }
 }
 
