@@ -460,7 +460,8 @@ TEST_CASE(
     });
     check_all_say(
         caught, how,
-        {"sharded_model: ", "initialiser of parameter 'new'", "no numbers today", "(rank 1)"});
+        {"sharded_model: the initialiser of parameter 'new'", "no numbers today", "(rank 1)"});
+    CHECK(!caught.ranks[0].says("sharded_model: sharded_model: "));
   }
 }
 
