@@ -7,7 +7,10 @@ tested: neither zero's nor the example's.
 """
 
 import json
+import os
 import pathlib
+import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -114,25 +117,59 @@ def memory():
 def bits():
     """The checksum depends on ranks, micro-batches, policy, precision and clipping, on nothing else."""
     seen = set()
+    short = ["--hidden", "24,24,24,24", "--epochs", "1", "--batch", "144"]
     for ranks in ["1", "2", "3", "4", "8"]:
         for precision in ["fp32", "bf16"]:
             for policy in ["local", "reduce"]:
-                flags = [*SMALL, "--ranks", ranks, "--microbatches", "3", "--precision", precision,
-                         "--accumulate", policy, "--clip", "0.5"]
-                results = train(*flags)
-                results += train(*flags, "--bucket-bytes", "4000", "--prefetch", "3", "--overlap", "off",
-                                 "--keep-after-forward", "--stage1", "all-reduce")
-                same_bits(results, f"stages with {flags}")
-                seen.add(results[0]["parameter_checksum"])
-    check(len(seen) > 10, "parameters that depend on ranks, precision and policy")
+                sums = []
+                for clip in [[], ["--clip", "0.5"]]:
+                    flags = [*short, "--ranks", ranks, "--microbatches", "3", "--precision", precision,
+                             "--accumulate", policy, *clip]
+                    results = train(*flags)
+                    results += train(*flags, "--bucket-bytes", "4000", "--prefetch", "3", "--overlap", "off",
+                                     "--keep-after-forward", "--stage1", "all-reduce")
+                    same_bits(results, f"stages with {flags}")
+                    sums.append(results[0]["parameter_checksum"])
+                check(sums[0] != sums[1], f"parameters that depend on clipping, actual {sums} with {flags}")
+                seen.update(sums)
+    check(len(seen) > 30, f"parameters that depend on ranks, precision and policy, actual {len(seen)} of 40")
     losses = [train(*SMALL, "--microbatches", "3", "--accumulate", policy, "--stage", "2")[0]["loss"]
               for policy in ["local", "reduce"]]
     check(abs(losses[0] - losses[1]) < 1e-3, f"policies that agree within rounding, actual {losses}")
     same_bits(train(*SMALL) + train(*SMALL, "--bucket-bytes", "100000000", "--prefetch", "100"), "one bucket")
 
 
+def progress_bar():
+    """On a terminal, each stage draws a bar that fills, and is cleared at the end."""
+    master, terminal = pty.openpty()
+    with subprocess.Popen([MLP, *SMALL], stdout=subprocess.PIPE, stderr=terminal) as process:
+        os.close(terminal)
+        drawn = b""
+        try:
+            while part := os.read(master, 4096):
+                drawn += part
+        except OSError:  # where the other end is closed
+            pass
+        table = process.communicate(timeout=500)[0]
+    os.close(master)
+    check(process.returncode == 0, f"status 0 on a terminal, actual {process.returncode}: {drawn!r}")
+    check(b"stage 3" in table and b"\x1b" not in table, f"a table without a bar, actual {table!r}")
+    for stage, bar in enumerate(drawn.decode().split("\r\x1b[K")[:-1]):
+        percents = []
+        for line in bar.split("\r")[1:]:
+            found = re.fullmatch(rf"stage {stage} \[(#*)( *)\] +(\d+) %  loss \d+\.\d{{4}}", line)
+            check(found, f"a bar of stage {stage}, actual {line!r}")
+            percents.append(int(found[3]))
+            check((len(found[1]), len(found[2])) == (percents[-1] // 2, 50 - percents[-1] // 2),
+                  f"a bar of {percents[-1]} %, actual {line!r}")
+        check(percents == sorted(percents) and len(percents) > 10 and percents[-1] == 100,
+              f"a bar that fills, actual {percents}")
+    check(drawn.count(b"\r\x1b[K") == 4 and drawn.endswith(b"\r\x1b[K"), f"four bars, actual {drawn!r}")
+
+
 def settings():
-    """Every optimizer, more ranks than elements of a layer, a batch smaller than the ranks."""
+    """Every optimizer, more ranks than elements of a layer, a batch smaller than the ranks, a terminal."""
+    progress_bar()
     for optimizer in ["sgd", "adam", "adamw"]:
         results = train(*SMALL, "--optimizer", optimizer)
         same_bits(results, f"stages with {optimizer}")

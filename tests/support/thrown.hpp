@@ -31,6 +31,12 @@ struct thrown {
     return std::all_of(parts.begin(), parts.end(),
                        [this](std::string_view part) { return says(part); });
   }
+  /// As a refusal must read: `operation`, once, a colon, what was expected, what is actual, and on
+  /// which rank.
+  [[nodiscard]] bool refuses(std::string const& operation, int rank) const {
+    return message.rfind(operation + ": ") == 0 &&
+           says({"expected", "actual", "(rank " + std::to_string(rank) + ")"});
+  }
 };
 
 /// The `Error` that `call()` throws, and when; what isn't one goes on to the caller.

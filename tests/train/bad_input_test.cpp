@@ -74,7 +74,7 @@ struct rank_tensors {
 };
 
 /// Build a model on `ranks` ranks, the last of which has changed units or recipe first. Every rank
-/// must throw the same usage_error, with every part, in time, and keep its values.
+/// must throw the same usage_error, with every part and that rank, in time, and keep its values.
 template <class Change>
 void check_refused(int ranks, std::initializer_list<std::string_view> parts, Change change,
                    recipe const& usual = {}) {
@@ -94,11 +94,10 @@ void check_refused(int ranks, std::initializer_list<std::string_view> parts, Cha
     }
   });
   CHECK_MESSAGE(caught.all_say(parts), caught.text());
-  std::string const rank = "(rank " + std::to_string(ranks - 1) + ")";
   for (test::thrown const& each : caught.ranks) {
     CHECK_MESSAGE(each.kind == test::kind::usage, caught.text());
     CHECK_MESSAGE(each.message == caught.ranks[0].message, caught.text());
-    CHECK_MESSAGE(each.says(rank), caught.text());
+    CHECK_MESSAGE(each.refuses("sharded_model", ranks - 1), caught.text());
   }
   CHECK_MESSAGE(caught.took < deadline, caught.text());
 }
@@ -318,8 +317,10 @@ TEST_CASE("ranks that declare other parameters get the first difference, all ali
     sharded_model const sharded{comm, of, zero::stage3{}, plain, zero::local_accumulate{}};
   });
   CHECK_MESSAGE(caught.all_say({"parameter 'a' float32 [2, 3]",
-                                "actual unit 0: parameter 'a' float32 [3, 2]", "(rank 1)"}),
+                                "actual unit 0: parameter 'a' float32 [3, 2]"}),
                 caught.text());
+  CHECK_MESSAGE(caught.ranks[0].refuses("sharded_model", 1), caught.text());
+  CHECK_MESSAGE(caught.ranks[1].refuses("sharded_model", 1), caught.text());
 }
 
 TEST_CASE("a declaration that is wrong on one rank alone is every rank's error") {
@@ -356,7 +357,9 @@ TEST_CASE("more memory than there is is every rank's error") {
         throw;
       }
     });
-    CHECK_MESSAGE(caught.all_say({"no memory for", "bytes", "(rank "}), caught.text());
+    for (test::thrown const& each : caught.ranks) {
+      CHECK_MESSAGE((each.refuses("sharded_model", 0) && each.says("memory")), caught.text());
+    }
   }
 }
 #endif

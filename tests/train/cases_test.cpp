@@ -13,6 +13,7 @@
 #include <zero/train/sharded_model.hpp>
 
 #include <support/check_values.hpp>
+#include <support/failures.hpp>
 #include <support/hooked_communicator.hpp>
 #include <support/mock_model.hpp>
 #include <support/settings.hpp>
@@ -23,16 +24,20 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -63,6 +68,47 @@ zero::sharded_model<communicator, Optimizer> make_sharded(
 
 /// The mean over ranks of rank + 1.
 float mean_of_ranks(communicator const& comm) { return static_cast<float>(comm.size() + 1) / 2; }
+
+/// This rank's all-gathers since `clear()`, and how many places they went to, as its communicator
+/// saw them.
+class gather_log {
+ public:
+  explicit gather_log(test::hooks& hooks) {
+    hooks.before_call = [this](test::collective_call const& call) {
+      if (std::string_view{call.operation} == "all_gather") {
+        ++count_;
+        places_.insert(call.output.data());
+      }
+    };
+  }
+  void clear() { count_ = 0; }
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] std::size_t places() const { return places_.size(); }
+
+ private:
+  std::size_t count_ = 0;
+  std::set<void const*> places_;
+};
+
+/// In stage 3, the engine's tensors of `names` have no elements: nothing is gathered.
+bool all_released(test::model& engine, std::string_view names, test::setting const& how) {
+  return !how.stage.shards_parameters() || std::ranges::all_of(names, [&](char name) {
+    return engine.value(std::string{name}).view.empty();
+  });
+}
+
+/// Memory that is full of what isn't a number when it is handed out.
+zero::memory_resource dirty_memory() {
+  constexpr std::align_val_t alignment{zero::host::alignment_bytes};
+  return {
+      .allocate =
+          [](std::size_t bytes, void*) {
+            void* const memory = ::operator new(bytes, alignment);
+            std::memset(memory, 0xff, bytes);
+            return memory;
+          },
+      .deallocate = [](void* memory, std::size_t, void*) { ::operator delete(memory, alignment); }};
+}
 
 }  // namespace
 
@@ -322,6 +368,23 @@ TEST_CASE("case 21: the first real update is step 1, and nothing happens before 
   });
 }
 
+TEST_CASE("case 21: both of Adam's averages are zero before the first step") {
+  // The gradient is 2, and one beta is 0. m = 0.5 * 2, so m / (1 - 0.5) = 2, over sqrt(v) = 2; or
+  // m = 2 over the root of v / (1 - 0.75) = 4, where v = 0.25 * 2^2. The quotient is 1, exactly.
+  for (auto const& [beta1, beta2] : {std::pair{0.5, 0.0}, std::pair{0.0, 0.75}}) {
+    zero::adamw const optimizer{
+        .learning_rate = 0.5, .beta1 = beta1, .beta2 = beta2, .epsilon = 0, .weight_decay = 0};
+    everywhere({1, 2, 3}, {.memory = dirty_memory()},
+               [&](communicator& comm, test::setting const& how, test::hooks&) {
+                 test::model engine{{{{"p", 3}, {"q", 2}}}};
+                 auto sharded = make_sharded(comm, engine.units(), optimizer, how);
+                 test::run_step(sharded, engine, 2);
+                 test::check_values(sharded, engine,
+                                    {{"p", values(3, 9.5F)}, {"q", values(2, 9.5F)}}, how);
+               });
+  }
+}
+
 TEST_CASE("case 23: parameters of no elements change nothing for their neighbours") {
   using structure = test::model::structure;
   for (structure const& units :
@@ -344,13 +407,39 @@ TEST_CASE("case 23: parameters of no elements change nothing for their neighbour
   }
 }
 
+namespace {
+
+/// An engine's tensor with a shape, which notes how many elements it was told to own again.
+struct shaped_tensor {
+  test::tensor elements;
+  std::optional<std::size_t> given_back;
+};
+
+}  // namespace
+
+template <>
+struct zero::tensor_traits<shaped_tensor> {
+  using value_type = float;
+  using device = zero::host;
+  static std::span<float> elements(shaped_tensor& tensor) { return tensor.elements.view; }
+  static void rebind(shaped_tensor& tensor, std::span<float> storage) {
+    zero::tensor_traits<test::tensor>::rebind(tensor.elements, storage);
+  }
+  static void allocate(shaped_tensor& tensor, std::size_t n) {
+    zero::tensor_traits<test::tensor>::allocate(tensor.elements, n);
+    tensor.given_back = n;
+  }
+};
+
+// The engine keeps the shape: the library knows it from the declaration, compares it over ranks,
+// and gives back as many elements as it has.
 TEST_CASE("case 23: a shape with no elements alone in its unit, and a model of nothing else") {
   for (bool const alone : {false, true}) {
     everywhere({1, 2, 3}, {.clip_norm = 1.0},
                [&](communicator& comm, test::setting const& how, test::hooks&) {
                  test::tensor a;
                  test::tensor a_gradient;
-                 test::tensor z;
+                 shaped_tensor z;
                  test::tensor z_gradient;
                  auto const ten = [](std::span<float> out, std::size_t) {
                    std::fill(out.begin(), out.end(), 10.0F);
@@ -377,16 +466,35 @@ TEST_CASE("case 23: a shape with no elements alone in its unit, and a model of n
                  CHECK_MESSAGE(result.norm() == (alone ? 0.0 : 0.5), how.name);
                  CHECK_MESSAGE(!result.skipped(), how.name);
                  CHECK_MESSAGE(sharded.layout().parameters()[0].spec.size == 0, how.name);
-                 auto evaluation = sharded.evaluation();
-                 for (std::size_t u = 0; u < sharded.units(); ++u) {
-                   auto const lease = evaluation.forward(u);
-                   CHECK_MESSAGE(z.view.empty(), how.name);
-                   CHECK_MESSAGE((u == 0 || std::all_of(a.view.begin(), a.view.end(),
-                                                        [](float e) { return e == 9.75F; })),
-                                 how.name);
+                 {
+                   auto evaluation = sharded.evaluation();
+                   for (std::size_t u = 0; u < sharded.units(); ++u) {
+                     auto const lease = evaluation.forward(u);
+                     CHECK_MESSAGE(z.elements.view.empty(), how.name);
+                     CHECK_MESSAGE((u == 0 || std::ranges::equal(a.view, values(4, 9.75F))),
+                                   how.name);
+                   }
                  }
+                 CHECK_MESSAGE(!z.given_back, how.name);
+                 sharded.release();
+                 CHECK_MESSAGE(z.given_back == 0U, how.name);
+                 CHECK_MESSAGE((alone || a.own == values(4, 9.75F)), how.name);
                });
   }
+}
+
+TEST_CASE("case 23: shapes of no elements that differ between ranks are refused") {
+  test::failures const caught = test::run_failing(2, [](zero::thread_communicator& comm) {
+    shaped_tensor z;
+    test::tensor z_gradient;
+    zero::shape const shape = comm.rank() == 0 ? zero::shape{0, 8} : zero::shape{8, 0};
+    std::vector<std::vector<zero::any_parameter>> const units{
+        {zero::parameter("z", z, z_gradient, shape, [](std::span<float>, std::size_t) {})}};
+    zero::sharded_model const sharded{comm, units, zero::stage3{}, plain, zero::local_accumulate{}};
+  });
+  CHECK_MESSAGE(caught.all_say({"expected unit 0: parameter 'z' float32 [0, 8]",
+                                "actual unit 0: parameter 'z' float32 [8, 0]", "(rank 1)"}),
+                caught.text());
 }
 
 TEST_CASE("case 25: no read is stale, whatever the order of units and however slow the gather") {
@@ -427,39 +535,72 @@ TEST_CASE("case 25: no read is stale, whatever the order of units and however sl
 }
 
 TEST_CASE("case 27: passes without a backward leave nothing gathered and change nothing") {
-  everywhere({1, 2, 3}, {}, [](communicator& comm, test::setting const& how, test::hooks&) {
-    test::model engine{{{{"a", 5}}, {{"b", 7}}, {{"c", 2}}}};
-    auto sharded = make_sharded(comm, engine.units(), plain, how);
-    auto const forward_only = [&] {
-      {
-        auto micro = sharded.microbatch(0, 1);
-        for (std::size_t u = 0; u < 3; ++u) {
-          auto const lease = micro.forward(u);
+  everywhere(
+      {1, 2, 3}, {.bucket_bytes = 0},
+      [](communicator& comm, test::setting const& how, test::hooks& hooks) {
+        test::model engine{{{{"a", 5}}, {{"b", 7}}, {{"c", 2}}}};
+        auto sharded = make_sharded(comm, engine.units(), plain, how);
+        gather_log log{hooks};
+        bool const gathers = how.stage.shards_parameters();
+        auto const check_released = [&](std::size_t gathered) {
+          CHECK_MESSAGE(log.count() == (gathers ? gathered : 0), how.name);
+          CHECK_MESSAGE(all_released(engine, "abc", how), how.name);
+          CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
+          log.clear();
+        };
+        auto const forward_only = [&] {
+          {
+            auto micro = sharded.microbatch(0, 1);
+            for (std::size_t u = 0; u < 3; ++u) {
+              auto const lease = micro.forward(u);
+            }
+          }
+          check_released(3);
+        };
+        for (float const expected : {9.0F, 8.0F}) {
+          test::run_microbatch(sharded, engine, 0, 1,
+                               [](std::string const&, std::size_t) { return 1.0F; });
+          // Forward, and backward without what forward kept.
+          check_released(how.stage.keep_after_forward ? 3 : how.stage.keep_last ? 5 : 6);
+          sharded.step();
+          log.clear();
+          test::check_values(
+              sharded, engine,
+              {{"a", values(5, expected)}, {"b", values(7, expected)}, {"c", values(2, expected)}},
+              how);
+          check_released(3);
+          forward_only();
+          forward_only();
         }
-      }
-      CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
-    };
-    for (float const expected : {9.0F, 8.0F}) {
-      test::run_step(sharded, engine, 1);
-      test::check_values(
-          sharded, engine,
-          {{"a", values(5, expected)}, {"b", values(7, expected)}, {"c", values(2, expected)}},
-          how);
-      CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
-      forward_only();
-      forward_only();
-      CHECK_MESSAGE(sharded.gathered().gathers == sharded.gathered().releases, how.name);
-    }
-  });
+      });
 }
+
+namespace {
+
+/// In stage 3, the gathers of a micro-batch over four units, each recomputed before its backward:
+/// in forward four, and then by hand what the schedule needs.
+std::size_t gathers_with_recomputation(zero::stage const& at, bool nested) {
+  if (at.keep_after_forward) {
+    return 4;
+  }
+  if (at.prefetch > 0) {  // the last unit's recomputation, and backward, which gathers ahead
+    return nested ? 4 + 4 : 4 + 1 + 4;
+  }
+  std::size_t const units = at.keep_last ? 3 : 4;
+  return nested ? 4 + units : 4 + units + units;
+}
+
+}  // namespace
 
 TEST_CASE("case 29: recomputation gathers and releases, frozen units too") {
   for (bool const nested : {false, true}) {
     everywhere({1, 2, 3}, {.bucket_bytes = 0},
-               [&](communicator& comm, test::setting const& how, test::hooks&) {
+               [&](communicator& comm, test::setting const& how, test::hooks& hooks) {
                  test::model engine{
                      {{{"a", 1000}}, {{"b", 1000, 10, true}}, {{"c", 1000}}, {{"d", 1000}}}};
                  auto sharded = make_sharded(comm, engine.units(), plain, how);
+                 gather_log log{hooks};
+                 bool const gathers = how.stage.shards_parameters();
                  for (std::size_t m = 0; m < 2; ++m) {
                    {
                      auto micro = sharded.microbatch(m, 2);
@@ -476,17 +617,22 @@ TEST_CASE("case 29: recomputation gathers and releases, frozen units too") {
                                              [](std::string const&, std::size_t) { return 1.0F; });
                      }
                    }
-                   CHECK_MESSAGE(sharded.gathered().occupied == 0, how.name);
+                   CHECK_MESSAGE(
+                       log.count() == (gathers ? gathers_with_recomputation(how.stage, nested) : 0),
+                       how.name);
+                   CHECK_MESSAGE(all_released(engine, "abcd", how), how.name);
+                   log.clear();
                  }
+                 std::size_t const slots = !gathers                       ? 0
+                                           : how.stage.keep_after_forward ? 4
+                                                                          : 1 + how.stage.prefetch;
+                 CHECK_MESSAGE(log.places() == slots, how.name);
                  sharded.step();
+                 CHECK_MESSAGE(all_released(engine, "abcd", how), how.name);
                  auto const counts = sharded.gathered();
+                 CHECK_MESSAGE(counts.occupied == 0, how.name);
                  CHECK_MESSAGE(counts.gathers == counts.releases, how.name);
-                 if (how.stage.shards_parameters()) {
-                   CHECK_MESSAGE(counts.gathers >= 8, how.name);
-                   CHECK_MESSAGE(counts.high_water <=
-                                     (how.stage.keep_after_forward ? 4 : 1 + how.stage.prefetch),
-                                 how.name);
-                 }
+                 CHECK_MESSAGE(counts.high_water == slots, how.name);
                  test::check_values(
                      sharded, engine,
                      {{"a", values(1000, 9)}, {"b", values(1000, 10)}, {"c", values(1000, 9)}},
@@ -739,24 +885,58 @@ TEST_CASE("case 55: a layout of the engine's own is kept, the gradient being wri
   });
 }
 
-TEST_CASE("case 57: one rank updates tiny tensors as one dense process does, and sends nothing") {
-  for (test::setting const& how : test::every_setting({})) {
+namespace {
+
+/// Tiny parameters of type T that start from `start`; every number here is exact in it.
+template <class T>
+void check_alone(zero::precision const& precision, T start) {
+  for (test::setting const& how : test::every_setting({.precision = precision})) {
     zero::solo comm;
-    test::model engine{{{{"a", 1}}, {{"b", 3}}}};
-    zero::sharded_model sharded{comm,       engine.units(),
+    test::owning_tensor<T> a{1, start};
+    test::owning_tensor<T> b{3, start};
+    test::owning_tensor<T> a_gradient;
+    test::owning_tensor<T> b_gradient;
+    std::vector<std::vector<zero::any_parameter>> const units{
+        {zero::parameter("a", a, a_gradient)}, {zero::parameter("b", b, b_gradient)}};
+    zero::sharded_model sharded{comm,       units,
                                 how.stage,  zero::sgd{.learning_rate = 0.5, .momentum = 0.5},
                                 how.policy, how.options};
-    float momentum = 0;  // every number here is exact in float32
-    float p = 10;
+    auto const are = [](std::span<T const> elements, double expected) {
+      return !elements.empty() && std::ranges::all_of(elements, [expected](T element) {
+        return static_cast<double>(element) == expected;
+      });
+    };
+    double momentum = 0;
+    double p = start;
     for (float const gradient : {1.0F, -2.0F, 4.0F}) {
-      momentum = 0.5F * momentum + gradient;
-      p -= 0.5F * momentum;
-      test::run_step(sharded, engine, gradient);
-      test::whole_values const actual = test::read(sharded, engine);
-      CHECK_MESSAGE(actual.at("a") == values(1, p), how.name);
-      CHECK_MESSAGE(actual.at("b") == values(3, p), how.name);
+      momentum = 0.5 * momentum + static_cast<double>(gradient);
+      p -= 0.5 * momentum;
+      {
+        auto micro = sharded.microbatch(0, 1);
+        for (std::size_t u = 2; u-- > 0;) {
+          auto const lease = micro.backward(u);
+          std::ranges::fill(u == 0 ? a_gradient.view : b_gradient.view, T{gradient});
+        }
+      }
+      sharded.step();
+      auto evaluation = sharded.evaluation();
+      {
+        auto const lease = evaluation.forward(0);
+        CHECK_MESSAGE(are(a.view, p), how.name);
+      }
+      auto const lease = evaluation.forward(1);
+      CHECK_MESSAGE(are(b.view, p), how.name);
     }
     CHECK_MESSAGE(sharded.sent().total() == 0, how.name);
     CHECK_MESSAGE(sharded.ledger() == sharded.plan().bytes, how.name);
   }
+}
+
+}  // namespace
+
+TEST_CASE("case 57: one rank updates tiny tensors as one dense process does, and sends nothing") {
+  check_alone<float>(zero::fp32, 10.0F);
+  check_alone<double>(zero::fp32, 10.0 + std::ldexp(1.0, -40));
+  check_alone<zero::bfloat16>(zero::bf16, zero::bfloat16{10.0F});
+  check_alone<zero::bfloat16>(zero::bf16_reduced, zero::bfloat16{10.0F});
 }

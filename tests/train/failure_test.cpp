@@ -160,6 +160,17 @@ void check_all_say(test::failures const& caught, test::setting const& how,
   CHECK_MESSAGE(caught.took < deadline, how.name, "\n", caught.text());
 }
 
+/// Every rank's message has the call that failed, what it expected and found, and `rank`.
+void check_all_blame(test::failures const& caught, test::setting const& how, int rank) {
+  check_all_say(caught, how, {"expected", "actual", "rank " + std::to_string(rank)});
+  for (test::thrown const& each : caught.ranks) {
+    CHECK_MESSAGE(
+        (each.says("step: expected") || each.says("exchange #") || each.says("all_gather #") ||
+         each.says("all_reduce #") || each.says("reduce_scatter #")),
+        how.name, "\n", caught.text());
+  }
+}
+
 /// Every call of a model whose group has failed throws, at once.
 void check_dead(rank_state const& state, std::string_view how) {
   auto const start = std::chrono::steady_clock::now();
@@ -351,13 +362,13 @@ TEST_CASE(
           other.step();
           other.wait();
         });
-        CHECK_MESSAGE(caught_here.says("2"), how.name, ": ", caught_here.message);
+        CHECK_MESSAGE(caught_here.says("rank 2"), how.name, ": ", caught_here.message);
         check_dead(second, how.name);
         step(state);
       });
       for (std::size_t const rank : {0U, 1U}) {
         CHECK_MESSAGE(
-            (caught.ranks[rank].kind != test::kind::nothing && caught.ranks[rank].says("rank")),
+            (caught.ranks[rank].kind != test::kind::nothing && caught.ranks[rank].says("rank 2")),
             how.name, "\n", caught.text());
       }
       CHECK_MESSAGE(caught.took < deadline, how.name, "\n", caught.text());
@@ -449,7 +460,8 @@ TEST_CASE(
     });
     check_all_say(
         caught, how,
-        {"sharded_model", "initialiser of parameter 'new'", "no numbers today", "rank 1"});
+        {"sharded_model: the initialiser of parameter 'new'", "no numbers today", "(rank 1)"});
+    CHECK(!caught.ranks[0].says("sharded_model: sharded_model: "));
   }
 }
 
@@ -463,7 +475,7 @@ TEST_CASE("a tensor whose elements can't be asked for is every rank's error, and
       units.push_back({zero::parameter("moody", moody[static_cast<std::size_t>(rank)])});
       return units;
     });
-    check_all_say(caught, how, {"no elements today", "rank 2"});
+    check_all_say(caught, how, {"sharded_model: ", "no elements today", "(rank 2)"});
   }
 }
 
@@ -535,7 +547,7 @@ TEST_CASE("a trainable parameter with neither gradient nor skip is an error on e
         check_all_say(caught, how,
                       {"step: expected a gradient or skip", "actual none for 'a'", "(rank "});
       } else {  // rank 0 misses rank 1 in the gather of unit 0
-        check_all_say(caught, how, {"expected", "actual", "rank"});
+        check_all_blame(caught, how, 1);
       }
     }
   }
@@ -556,12 +568,12 @@ TEST_CASE("windows that differ between ranks are an error on every rank, and not
       };
       return run(2, how, body, cross_wait(how));
     };
-    check_all_say(run_windows(1, 1), how, {"expected", "actual", "rank"});
-    check_all_say(run_windows(1, 2), how, {"expected", "actual", "rank"});
-    check_all_say(run_windows(3, 3), how, {"expected", "actual", "rank"});
+    check_all_blame(run_windows(1, 1), how, 1);
+    check_all_blame(run_windows(1, 2), how, 1);
+    check_all_blame(run_windows(3, 3), how, 1);
     test::failures const caught =
         run_windows(2, 3);  // as announced, where collectives didn't differ before
-    check_all_say(caught, how, {"expected", "actual", "rank"});
+    check_all_blame(caught, how, 1);
     CHECK_MESSAGE((how.policy.per_microbatch || how.stage.shards_parameters() ||
                    caught.all_say({"step: expected a window of ", " announced micro-batches"})),
                   how.name, "\n", caught.text());
@@ -613,7 +625,7 @@ TEST_CASE(
       state.sharded.optimizer().learning_rate = -1;
       step(state);
     });
-    check_all_say(caught, how, {"sgd.learning_rate: expected", "actual -1"});
+    check_all_say(caught, how, {"step: sgd.learning_rate: expected", "actual -1", "(rank "});
   }
 }
 

@@ -10,6 +10,7 @@
 #include <zero/optim/sgd.hpp>
 #include <zero/train/sharded_model.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,35 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+namespace my {
+
+/// The tensor of the README.
+struct tensor {
+  explicit tensor(std::size_t n, float value = 0) : own(n, value), view{own} {}
+
+  std::vector<float> own;
+  std::span<float> view;
+};
+
+}  // namespace my
+
+// [tensor]
+template <>
+struct zero::tensor_traits<my::tensor> {
+  using value_type = float;
+  using device = zero::host;
+  static std::span<float> elements(my::tensor& t) { return t.view; }
+  static void rebind(my::tensor& t, std::span<float> storage) {
+    t.own = {};
+    t.view = storage;
+  }
+  static void allocate(my::tensor& t, std::size_t n) {  // for release()
+    t.own.resize(n);
+    t.view = t.own;
+  }
+};
+// [end of tensor]
 
 namespace {
 
@@ -73,6 +103,34 @@ std::vector<float> trained_by_hand(int ranks) {
 }
 
 }  // namespace
+
+TEST_CASE("the README's tensor trains in every stage, and release gives it back") {
+  for (int const ranks : world_sizes) {
+    for (zero::stage const& at : stages) {
+      zero::run_threads(
+          ranks,
+          [&](zero::thread_communicator& comm) {
+            my::tensor value{7, 10};
+            my::tensor gradient{7};
+            std::vector<std::vector<zero::any_parameter>> const units{
+                {zero::parameter("p", value, gradient)}};
+            zero::sharded_model sharded{comm, units, at, zero::sgd{.learning_rate = 1},
+                                        zero::reduce_per_microbatch{}};
+            {
+              auto micro = sharded.microbatch(0, 1);
+              auto const lease = micro.backward(0);
+              std::ranges::fill(gradient.view, static_cast<float>(comm.rank()));
+            }
+            sharded.step();
+            sharded.release();
+            float const mean = static_cast<float>(ranks - 1) / 2;
+            CHECK(value.own == std::vector<float>(7, 10 - mean));
+            CHECK(value.view.data() == value.own.data());
+          },
+          threads);
+    }
+  }
+}
 
 TEST_CASE("release gives whole values back, in storage that the tensors own, in every stage") {
   for (int const ranks : world_sizes) {

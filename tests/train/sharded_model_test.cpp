@@ -53,10 +53,12 @@ struct parameter {
   tensor value;
 };
 
-/// Layers x -> tanh(W x + b), and a loss of half the squared distance to a target.
+/// Layers x -> tanh(W x + b), and a loss of half the squared distance to a target. With `lazy`,
+/// backward is done with the gradient of a layer's bias only after the next layer's weights.
 class network {
  public:
-  explicit network(std::vector<std::size_t> widths) : widths_{std::move(widths)} {
+  explicit network(std::vector<std::size_t> widths, bool lazy = false)
+      : widths_{std::move(widths)}, lazy_{lazy} {
     for (std::size_t l = 0; l < layers(); ++l) {
       parameters_.push_back({"weight" + std::to_string(l), l, tensor{widths_[l] * widths_[l + 1]}});
       parameters_.push_back({"bias" + std::to_string(l), l, tensor{widths_[l + 1]}});
@@ -90,11 +92,9 @@ class network {
     }
   }
 
-  /// `on_gradient(name, elements)` gets each gradient before it is freed: with `lazy`, those of a
-  /// layer's bias only after the next layer's weights.
+  /// `on_gradient(name, elements)` gets each gradient before it is freed.
   template <class Around, class OnGradient>
-  void backward(std::vector<float> const& target, bool lazy, Around around,
-                OnGradient on_gradient) {
+  void backward(std::vector<float> const& target, Around around, OnGradient on_gradient) {
     std::vector<float> error(target.size());
     for (std::size_t i = 0; i < error.size(); ++i) {
       error[i] = values_.back()[i] - target[i];
@@ -112,11 +112,11 @@ class network {
         }
       }
       on_gradient("weight" + std::to_string(l), std::span<float const>{of_weight});
-      if (lazy && l + 1 < layers()) {
+      if (lazy_ && l + 1 < layers()) {
         on_gradient("bias" + std::to_string(l + 1), std::span<float const>{late});
       }
       late = std::exchange(error, std::move(before));
-      if (!lazy || l == 0) {
+      if (!lazy_ || l == 0) {
         on_gradient("bias" + std::to_string(l), std::span<float const>{late});
       }
     }
@@ -127,6 +127,7 @@ class network {
   tensor& bias(std::size_t layer) { return parameters_[2 * layer + 1].value; }
 
   std::vector<std::size_t> widths_;
+  bool lazy_;
   std::vector<parameter> parameters_;
   std::vector<std::vector<float>> values_;  // of the layers, from the last forward
 };
@@ -186,9 +187,8 @@ std::size_t sample_of(std::size_t step, std::size_t m, std::size_t rank) {
 }
 
 values train(zero::thread_communicator& comm, test::setting const& chosen) {
-  mock::network net{widths};
+  mock::network net{widths, comm.rank() % 2 == 1};
   auto const rank = static_cast<std::size_t>(comm.rank());
-  bool const lazy = comm.rank() % 2 == 1;
   // [glue]
   std::vector<std::vector<zero::any_parameter>> units(net.layers());
   for (auto& p : net.parameters()) units[p.layer].push_back(zero::parameter(p.name, p.value));
@@ -201,12 +201,13 @@ values train(zero::thread_communicator& comm, test::setting const& chosen) {
       // [glue]
       auto micro = sharded.microbatch(m, microbatches);
       net.forward(input_of(sample), [&](auto layer) { return micro.forward(layer); });
-      auto const lease = [&](auto layer) { return micro.backward(layer, zero::by_parameter); };
-      auto const hand = [&](auto name, auto g) { micro.gradient_ready(sharded.find(name), g); };
-      net.backward(target, lazy, lease, hand);
+      auto const hold = [&](auto layer) { return micro.backward(layer, zero::by_parameter); };
+      net.backward(target, hold, [&](auto n, auto g) { micro.gradient_ready(sharded.find(n), g); });
       // [end of glue]
     }
+    // [glue]
     sharded.step();
+    // [end of glue]
   }
   values out;
   auto evaluation = sharded.evaluation();
@@ -242,7 +243,7 @@ values train_alone(std::size_t ranks) {
         std::size_t const sample = sample_of(step, m, rank);
         net.forward(input_of(sample), [](std::size_t) { return 0; });
         net.backward(
-            target_of(sample), false, [](std::size_t) { return 0; },
+            target_of(sample), [](std::size_t) { return 0; },
             [&](std::string const& name, std::span<float const> gradient) {
               for (std::size_t k = 0; k < parameters.size(); ++k) {
                 if (net.parameters()[k].name == name) {
