@@ -220,8 +220,8 @@ class binding {
     } catch (usage_error const&) {
       throw;
     } catch (error const& failure) {
-      throw error{text("sharded_model: expected memory for the plan's ", bytes,
-                       " bytes: ", std::string_view{failure.what()})};
+      throw error{text("expected memory for the plan's ", bytes,
+                       " bytes, actual none: ", std::string_view{failure.what()})};
     }
   }
 
@@ -280,8 +280,8 @@ class binding {
         try {
           fill(id, stream);
         } catch (std::exception const& failure) {
-          return text("sharded_model: the initialiser of parameter '", declared(id).name,
-                      "' threw: ", std::string_view{failure.what()});
+          return text("expected the initialiser of parameter '", declared(id).name,
+                      "' to return, actual it threw: ", std::string_view{failure.what()});
         }
       }
     }
