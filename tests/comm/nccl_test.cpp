@@ -67,6 +67,7 @@ class fakes {
     CHECK(fake::live_registrations() == 0);
     CHECK(fake::live_windows() == 0);
     CHECK(fake::live_nccl_allocations() == 0);
+    CHECK(fake::nccl_misuse().empty());
   }
 
  private:
@@ -713,6 +714,53 @@ TEST_CASE("memory is registered, as a window where NCCL has them, until the comm
           comm.exchange({&mine, 1}, all);
         },
         {.nccl_memory = true});
+  }
+}
+
+TEST_CASE("registrations and memory of NCCL's end when the stream has run this rank's calls") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(3,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          array<float> const data{stream, std::vector<float>(300, 1)};
+          array<float> const sums{stream, std::vector<float>(300, 10)};
+          comm.register_memory(data.span().data(), data.span().size_bytes());
+          fake::delay(stream.native(), 20ms);
+          {
+            nccl part = comm.split(0, comm.rank());  // its own memory ends with it
+            part.all_reduce(data.span(), sums.span(), combine::add, reduction::sum, stream);
+          }
+          comm.all_reduce(data.span(), data.span(), combine::overwrite, reduction::sum, stream);
+          comm.end_registrations();
+          fake::delay(stream.native(), 0ms);
+          CHECK(sums.get() == std::vector<float>(300, 13));
+          CHECK(data.get() == std::vector<float>(300, 3));
+        },
+        {.mode = mode, .nccl_memory = true});
+  }
+}
+
+TEST_CASE("a registration whose call no peer makes ends at the deadline, and fails the group") {
+  fakes const fresh;
+  auto const failures =
+      failures_of(2,
+                  [](nccl& comm) {
+                    buffers mine;
+                    comm.set_deadline(300ms);
+                    comm.register_memory(mine.full.span().data(), mine.full.span().size_bytes());
+                    if (comm.rank() == 0) {
+                      mine.all_reduce(comm);
+                      comm.end_registrations();
+                      comm.raise_if_failed();
+                    } else {
+                      finish(comm, mine);
+                    }
+                  },
+                  {.nccl_memory = true});
+  for (thrown const& here : failures) {
+    CHECK(here.says("all_reduce #1: "));
+    CHECK(here.after < soon);
   }
 }
 

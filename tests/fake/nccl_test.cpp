@@ -242,6 +242,39 @@ TEST_CASE("a call is told to fail, and does nothing") {
   CHECK(cudaStreamSynchronize(ranks.stream[0]) == cudaSuccess);
 }
 
+TEST_CASE("a registration that ends during a call is reported") {
+  two_ranks ranks;
+  void* handle[2] = {};
+  ranks.each([&](int rank) {
+    CHECK(ncclCommRegister(ranks.comm[rank], ranks.data[rank], 64, &handle[rank]) == ncclSuccess);
+  });
+  ok(cudaSetDevice(1));
+  CHECK(ncclCommDeregister(ranks.comm[1], handle[1]) == ncclSuccess);
+  CHECK(fake::nccl_misuse().empty());
+  ranks.each([&](int rank) {
+    CHECK(ncclAllReduce(ranks.data[rank], ranks.data[rank], 2, ncclFloat32, ncclSum,
+                        ranks.comm[rank], ranks.stream[rank]) == ncclInProgress);
+    if (rank == 0) {
+      CHECK(ncclCommDeregister(ranks.comm[0], handle[0]) == ncclSuccess);
+    }
+  });
+  CHECK(fake::nccl_misuse() == "ncclCommDeregister during a call of rank 0");
+  ranks.settle();
+}
+
+TEST_CASE("memory of NCCL's is freed at once, whatever its device still does") {
+  two_ranks ranks;
+  ok(cudaSetDevice(0));
+  void* memory = nullptr;
+  CHECK(ncclMemAlloc(&memory, 4096) == ncclSuccess);
+  fake::delay(ranks.stream[0], 200ms);
+  ok(fake::enqueue(ranks.stream[0], [] {}));
+  CHECK(ncclMemFree(memory) == ncclSuccess);
+  CHECK(cudaStreamQuery(ranks.stream[0]) == cudaErrorNotReady);
+  CHECK(fake::live_nccl_allocations() == 0);
+  ok(cudaStreamSynchronize(ranks.stream[0]));
+}
+
 TEST_CASE("a rank is split off with the others of its color") {
   two_ranks ranks;
   ncclComm_t part[2] = {};

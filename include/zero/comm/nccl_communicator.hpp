@@ -192,7 +192,8 @@ class nccl {
     me_->add_registration(memory, bytes);
   }
 
-  /// End what `register_memory` began, before that memory ends.
+  /// End what `register_memory` began, before that memory ends, once the stream has run this
+  /// rank's calls (those of graphs: the caller waits for them).
   void end_registrations() noexcept { me_->end_registrations(); }
 
   /// The scratch with which a reduction over slices of `of.slice` elements goes in one part, or
@@ -277,8 +278,14 @@ class nccl {
         handle.calls.start(call, me_->options.compare_calls && size() > 1);
     try {
       std::span<std::byte> const memory = me_->memory_of(call, on);
-      detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
-      handle.calls.watch(call, sequence, since, on);
+      auto const watch = [&] { handle.calls.watch(call, sequence, since, on); };
+      try {
+        detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
+      } catch (std::exception const&) {
+        watch();  // the stream may have got a part of it
+        throw;
+      }
+      watch();
     } catch (communication_error const&) {
       throw;
     } catch (usage_error const& cause) {

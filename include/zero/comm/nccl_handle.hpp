@@ -141,11 +141,36 @@ class nccl_handle {
     }
   }
 
+  /// Wait until the stream has run this rank's calls, for at most `most` beside their own
+  /// deadlines; then the group fails, and they end with NCCL's abort. Returns whether they have
+  /// ended, at last `end_time` later.
+  [[nodiscard]] bool drain(std::chrono::milliseconds most) noexcept {
+    auto since = std::chrono::steady_clock::now();
+    bool failed = control_->failure().happened();
+    while (calls.busy()) {
+      auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+          std::chrono::steady_clock::now() - since);
+      if (waited > (failed ? end_time : most) || (!failed && control_->failure().happened())) {
+        if (failed) {
+          return false;
+        }
+        fail_late(most);
+        failed = true;
+        since = std::chrono::steady_clock::now();
+      }
+      std::this_thread::sleep_for(drain_time);
+    }
+    return !calls.lost() || drain_device();
+  }
+
   nccl_calls calls;
+
+  /// How long the end may take.
+  static constexpr std::chrono::seconds end_time{10};
 
  private:
   static constexpr std::chrono::milliseconds watch_time{10};
-  static constexpr std::chrono::seconds end_time{10};
+  static constexpr std::chrono::microseconds drain_time{100};
   static constexpr std::chrono::microseconds longest_poll{1000};
 
   /// The caller holds the mutex, or is the only thread.
@@ -183,6 +208,25 @@ class nccl_handle {
         std::this_thread::sleep_for(pause);
       }
       pause = std::min(longest_poll, pause * 2 + std::chrono::microseconds{5});
+    }
+  }
+
+  /// After an error of CUDA, for which the group has failed.
+  [[nodiscard]] bool drain_device() const noexcept {
+    try {
+      device_scope const current{device_};
+      return cudaDeviceSynchronize() == cudaSuccess;
+    } catch (std::exception const&) {
+      return false;
+    }
+  }
+
+  void fail_late(std::chrono::milliseconds most) noexcept {
+    try {
+      fail(text("nccl: expected the end of this rank's calls within ", most.count(),
+                " ms, actual none (rank ", rank(), ")"));
+    } catch (std::exception const&) {
+      control_->fail(rank(), "out of memory");
     }
   }
 

@@ -34,6 +34,9 @@ class nccl_block {
   nccl_block(nccl_block const&) = delete;
   nccl_block& operator=(nccl_block const&) = delete;
   ~nccl_block() {
+    if (memory_ == nullptr) {
+      return;
+    }
     if (by_nccl_) {
       static_cast<void>(ncclMemFree(memory_));
     } else {
@@ -44,6 +47,9 @@ class nccl_block {
   [[nodiscard]] std::span<std::byte> span() const noexcept {
     return {static_cast<std::byte*>(memory_), bytes_};
   }
+
+  /// Leave it allocated: something may still use it.
+  void abandon() noexcept { memory_ = nullptr; }
 
  private:
   std::size_t bytes_;

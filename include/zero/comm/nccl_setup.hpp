@@ -14,6 +14,8 @@
 
 #include <nccl.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -95,17 +97,33 @@ struct nccl_vote {
 }
 
 /// One rank of a communicator. What it registers ends before the handle, and memory of its own
-/// after it.
+/// after it, when the stream has run this rank's calls: neither waits for the device by itself.
 struct nccl_rank {
   nccl_rank(std::shared_ptr<control_group> const& control, nccl_options const& with)
       : options{with}, version{nccl_version(control->rank())},
         sources(static_cast<std::size_t>(control->size())),
         handle{control, agree_on_nccl(*control, with), with.deadline} {}
+  nccl_rank(nccl_rank const&) = delete;
+  nccl_rank& operator=(nccl_rank const&) = delete;
+  ~nccl_rank() {
+    if (!handle.drain(std::min<std::chrono::milliseconds>(handle.deadline(), handle.end_time))) {
+      for (std::optional<nccl_block>* const each : {&scratch, &barrier}) {
+        if (*each) {
+          (*each)->abandon();
+        }
+      }
+    }
+  }
 
   void add_registration(void* memory, std::size_t bytes) {
     register_with(registrations, memory, bytes);
   }
-  void end_registrations() noexcept { registrations.clear(); }
+  void end_registrations() noexcept {
+    if (!registrations.empty()) {
+      static_cast<void>(handle.drain(std::chrono::milliseconds::max()));
+      registrations.clear();
+    }
+  }
 
   /// The memory that `call` goes through, if any: lent, or this rank's own, which the first call
   /// that needs it takes.

@@ -229,6 +229,9 @@ void count_graphs_locked(live_counts& counts);
 void open_device_memory();
 void close_device_memory();
 
+/// Free device memory without a wait for the device; whether it was allocated.
+bool unmap_device_memory(void* memory);
+
 void reset_memory_locked();
 void count_memory_locked(live_counts& counts);
 std::size_t device_memory_locked();

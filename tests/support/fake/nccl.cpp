@@ -109,6 +109,7 @@ struct ncclComm {
   std::string last_error;
   std::vector<fake::detail::waiting> waits;
   std::uint64_t split_calls = 0;
+  std::size_t in_flight = 0;  // calls that a stream has not ended
 };
 
 namespace fake::detail {
@@ -119,6 +120,7 @@ struct nccl_state {
   int version = NCCL_VERSION_CODE;
   std::uint64_t ids = 0;
   std::string difference;
+  std::string misuse;
   std::deque<ncclComm> comms;
   std::map<std::string, std::unique_ptr<nccl_world>> worlds;
   std::map<void*, ncclComm*> registrations;
@@ -330,6 +332,26 @@ void run_ops(std::vector<nccl_op> const& ops) {
   }
 }
 
+void add_in_flight(std::vector<nccl_op> const& ops) {
+  hidden_lock const lock;
+  for (nccl_op const& each : ops) {
+    ++each.comm->in_flight;
+  }
+}
+
+void end_in_flight(std::vector<nccl_op> const& ops) {
+  hidden_lock const lock;
+  for (nccl_op const& each : ops) {
+    --each.comm->in_flight;
+  }
+}
+
+bool is_capturing(cudaStream_t stream) {
+  CUstream_st const* const found = find_stream(stream);
+  hidden_lock const lock;
+  return found != nullptr && found->capturing != nullptr;
+}
+
 ncclResult_t launch_group(std::vector<nccl_op> ops) {
   bool in_progress = false;
   while (!ops.empty()) {
@@ -342,9 +364,21 @@ ncclResult_t launch_group(std::vector<nccl_op> ops) {
     for (nccl_op const& each : together) {
       comms.push_back(each.comm);
     }
-    cudaError_t const error =
-        enqueue(stream, [together = std::move(together)] { run_ops(together); });
+    bool const captured = is_capturing(stream);
+    if (!captured) {
+      add_in_flight(together);
+    }
+    cudaError_t const error = enqueue(stream, [together, captured] {
+      if (captured) {
+        add_in_flight(together);
+      }
+      run_ops(together);
+      end_in_flight(together);
+    });
     if (error != cudaSuccess) {
+      if (!captured) {
+        end_in_flight(together);
+      }
       return refuse(nullptr, ncclUnhandledCudaError, cudaGetErrorString(error));
     }
     hidden_lock const lock;
@@ -518,6 +552,9 @@ ncclResult_t deregister(char const* function, std::map<void*, ncclComm*>& from, 
                         void* handle) {
   ncclResult_t const told = enter_nccl(function);
   hidden_lock const lock;
+  if (comm != nullptr && comm->in_flight != 0 && nccl().misuse.empty()) {
+    nccl().misuse = std::string{function} + " during a call of rank " + std::to_string(comm->rank);
+  }
   auto const found = from.find(handle);
   if (comm == nullptr || !comm->live || found == from.end() || found->second != comm) {
     return refuse(nullptr, ncclInvalidArgument, "no such handle");
@@ -539,6 +576,7 @@ void reset_nccl() {
   nccl().share = false;
   nccl().version = NCCL_VERSION_CODE;
   nccl().difference.clear();
+  nccl().misuse.clear();
 }
 
 void allow_shared_device(bool allow) {
@@ -570,6 +608,11 @@ void fail_communicator(ncclComm_t comm, ncclResult_t error) {
 std::string nccl_difference() {
   hidden_lock const lock;
   return nccl().difference;
+}
+
+std::string nccl_misuse() {
+  hidden_lock const lock;
+  return nccl().misuse;
 }
 
 std::size_t live_communicators() {
@@ -869,7 +912,7 @@ ncclResult_t ncclMemFree(void* memory) {
       return refuse(nullptr, ncclInvalidArgument, "not of ncclMemAlloc");
     }
   }
-  static_cast<void>(cudaFree(memory));
+  unmap_device_memory(memory);
   return told;
 }
 
