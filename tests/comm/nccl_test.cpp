@@ -688,25 +688,28 @@ TEST_CASE("options that are wrong, or differ, are refused on every rank") {
   }
 }
 
-TEST_CASE("memory is registered, as a window where NCCL has them, until the communicator ends") {
+TEST_CASE("memory is registered; NCCL's own scratch as a window, too, where NCCL has them") {
   for (int const version : {NCCL_VERSION_CODE, NCCL_VERSION(2, 26, 0)}) {
     fakes const fresh;
     fake::set_nccl_version(version);
+    std::size_t const windows = version == NCCL_VERSION_CODE ? 2 : 0;
     run(2,
         [&](nccl& comm) {
           zero::cuda_stream stream;
           std::byte const mine{};
           std::vector<std::byte> all(2);
-          array<float> const data{stream, std::vector<float>(4096)};
-          comm.register_memory(data.span().data(), data.span().size_bytes());
+          // At a multiple of 4096 bytes on one rank only.
+          array<float> const data{
+              stream, std::vector<float>(comm.rank() == 0 ? std::size_t{4096} : std::size_t{4000})};
+          comm.register_memory(data.span().data(), std::size_t{16000});
           comm.exchange({&mine, 1}, all);
           CHECK(fake::live_registrations() == 2);
-          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 2 : 0));
+          CHECK(fake::live_windows() == 0);
           comm.exchange({&mine, 1}, all);
           check_reductions<float, float>(comm, 100);  // takes scratch, which is registered, too
           comm.exchange({&mine, 1}, all);
           CHECK(fake::live_registrations() == 4);
-          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 4 : 0));
+          CHECK(fake::live_windows() == windows);
           comm.exchange({&mine, 1}, all);
           comm.end_registrations();
           comm.exchange({&mine, 1}, all);
@@ -714,6 +717,32 @@ TEST_CASE("memory is registered, as a window where NCCL has them, until the comm
           comm.exchange({&mine, 1}, all);
         },
         {.nccl_memory = true});
+  }
+}
+
+TEST_CASE("ranks may use other parts of registered memory in a collective") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(2,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          auto const release = [](void* memory) { static_cast<void>(ncclMemFree(memory)); };
+          constexpr std::size_t size = 4096;
+          void* memory = nullptr;
+          CHECK(ncclMemAlloc(&memory, size * sizeof(float)) == ncclSuccess);
+          std::unique_ptr<void, decltype(release)> const owner{memory, release};
+          comm.register_memory(memory, size * sizeof(float));
+          std::span<float> const all{static_cast<float*>(memory), size};
+          std::span<float> const part = all.subspan(comm.rank() == 0 ? 0 : 2048, 1000);
+          std::vector<float> out(1000, 2);
+          zero::cuda::upload(stream, std::span{out}, part);
+          comm.all_reduce(part, part, combine::overwrite, reduction::sum, stream);
+          comm.all_gather(part.first(1), part.subspan(10, 2), stream);
+          zero::cuda::download(stream, part, std::span{out});
+          CHECK(out == std::vector<float>(1000, 4));
+          comm.end_registrations();
+        },
+        {.mode = mode, .nccl_memory = true});
   }
 }
 

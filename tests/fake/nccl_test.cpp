@@ -262,6 +262,38 @@ TEST_CASE("a registration that ends during a call is reported") {
   ranks.settle();
 }
 
+TEST_CASE("a window is of memory of NCCL's, and a symmetric one has each rank's offset") {
+  for (int const flags : {NCCL_WIN_DEFAULT, NCCL_WIN_COLL_SYMMETRIC}) {
+    two_ranks ranks;
+    void* memory[2] = {};
+    ncclWindow_t window[2] = {};
+    ranks.each([&](int rank) {
+      CHECK(ncclCommWindowRegister(ranks.comm[rank], ranks.data[rank], 64, &window[rank], flags) !=
+            ncclSuccess);
+      CHECK(ncclMemAlloc(&memory[rank], 4096) == ncclSuccess);
+      CHECK(ncclCommWindowRegister(ranks.comm[rank], memory[rank], 4096, &window[rank], flags) ==
+            ncclSuccess);
+    });
+    auto const reduce = [&](std::size_t first, std::size_t second) {
+      ranks.each([&](int rank) {
+        auto* const at = static_cast<float*>(memory[rank]) + (rank == 0 ? first : second);
+        CHECK(ncclAllReduce(at, at, 2, ncclFloat32, ncclSum, ranks.comm[rank],
+                            ranks.stream[rank]) == ncclInProgress);
+      });
+      ranks.settle();
+      ranks.each([&](int rank) { ok(cudaStreamSynchronize(ranks.stream[rank])); });
+    };
+    reduce(64, 64);
+    CHECK(fake::nccl_misuse().empty());
+    reduce(64, 128);
+    CHECK(fake::nccl_misuse().empty() == (flags == NCCL_WIN_DEFAULT));
+    ranks.each([&](int rank) {
+      CHECK(ncclCommWindowDeregister(ranks.comm[rank], window[rank]) == ncclSuccess);
+      CHECK(ncclMemFree(memory[rank]) == ncclSuccess);
+    });
+  }
+}
+
 TEST_CASE("memory of NCCL's is freed at once, whatever its device still does") {
   two_ranks ranks;
   ok(cudaSetDevice(0));

@@ -177,8 +177,8 @@ class nccl {
   void raise_if_failed() const { me_->handle.control().failure().raise_if_happened(); }
 
   /// Let NCCL know memory that collectives will use, until `end_registrations`, which is before
-  /// the memory does: as a symmetric window, too, where NCCL 2.27 runs and the memory begins at a
-  /// multiple of 4096 bytes.
+  /// the memory ends. It need not be NCCL's, and each rank may give a collective another part of
+  /// it; so it is no symmetric window.
   ///
   /// Collective: every rank, with as many bytes.
   void register_memory(void* memory, std::size_t bytes) {

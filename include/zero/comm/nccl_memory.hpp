@@ -9,7 +9,6 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -60,7 +59,8 @@ class nccl_block {
 /// Memory that is registered with a communicator. It ends the registration, before the memory ends.
 class nccl_registration {
  public:
-  /// With `window`, symmetric: all ranks register as much.
+  /// With `window`, a symmetric one: all ranks register as much memory of `ncclMemAlloc`, and give
+  /// a collective the same offset in it.
   nccl_registration(nccl_handle& handle, void* memory, std::size_t bytes, bool window)
       : handle_{&handle} {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -100,14 +100,12 @@ class nccl_registration {
     }
   }
 
-  /// Whether this NCCL, of compile time and of run time, has windows for this memory.
-  [[nodiscard]] static bool has_windows(int version, void const* memory) noexcept {
+  /// Whether this NCCL, of compile time and of run time, has windows.
+  [[nodiscard]] static bool has_windows(int version) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    return version >= NCCL_VERSION(2, 27, 0) &&
-           reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT == 0;
+    return version >= NCCL_VERSION(2, 27, 0);
 #else
     static_cast<void>(version);
-    static_cast<void>(memory);
     return false;
 #endif
   }

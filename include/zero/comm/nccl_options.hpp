@@ -35,7 +35,8 @@ struct nccl_options {
   /// The same on every rank.
   std::size_t scratch_bytes = std::size_t{16} << 20U;
 
-  /// Take what wasn't lent by `ncclMemAlloc`, and register it.
+  /// Take what wasn't lent by `ncclMemAlloc`, and register it, with NCCL 2.27 as a symmetric
+  /// window, too. The same on every rank.
   bool nccl_memory = false;
 
   /// Compare what the ranks call, beside the streams: a call that differs fails at once, with what

@@ -115,8 +115,9 @@ struct nccl_rank {
     }
   }
 
+  /// Without a window: the memory may not be NCCL's, nor offsets in it the same on all ranks.
   void add_registration(void* memory, std::size_t bytes) {
-    register_with(registrations, memory, bytes);
+    registrations.emplace_back(handle, memory, bytes, false);
   }
   void end_registrations() noexcept {
     if (!registrations.empty()) {
@@ -168,13 +169,6 @@ struct nccl_rank {
   std::vector<nccl_registration> own_registrations;
 
  private:
-  void register_with(std::vector<nccl_registration>& to, void* memory, std::size_t bytes) {
-    to.emplace_back(handle, memory, bytes, false);
-    if (nccl_registration::has_windows(version, memory)) {
-      to.emplace_back(handle, memory, bytes, true);
-    }
-  }
-
   void take(std::optional<nccl_block>& to, std::size_t bytes, operation op, cuda_stream const& on) {
     if (on.capturing()) {
       throw usage_error{text(
@@ -185,7 +179,11 @@ struct nccl_rank {
     device_scope const current{handle.device()};
     to.emplace(bytes, options.nccl_memory, handle.rank());
     if (options.nccl_memory) {
-      register_with(own_registrations, to->span().data(), bytes);
+      void* const memory = to->span().data();
+      own_registrations.emplace_back(handle, memory, bytes, false);
+      if (nccl_registration::has_windows(version)) {
+        own_registrations.emplace_back(handle, memory, bytes, true);
+      }
     }
   }
 };

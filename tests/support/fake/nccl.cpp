@@ -115,6 +115,16 @@ struct ncclComm {
 namespace fake::detail {
 namespace {
 
+struct window {
+  ncclComm* comm;
+  std::byte const* memory;
+  std::size_t bytes;
+  bool symmetric;
+};
+
+ncclComm* owner(ncclComm* comm) { return comm; }
+ncclComm* owner(window const& of) { return of.comm; }
+
 struct nccl_state {
   bool share = false;
   int version = NCCL_VERSION_CODE;
@@ -124,8 +134,8 @@ struct nccl_state {
   std::deque<ncclComm> comms;
   std::map<std::string, std::unique_ptr<nccl_world>> worlds;
   std::map<void*, ncclComm*> registrations;
-  std::map<void*, ncclComm*> windows;
-  std::set<void*> allocations;
+  std::map<void*, window> windows;
+  std::map<void*, std::size_t> allocations;
   std::uintptr_t handles = 0;
 };
 
@@ -193,6 +203,35 @@ bool fail_different_locked(meeting& here) {
     }
   }
   return false;
+}
+
+// Where the memory lies in a symmetric window, or -1.
+std::ptrdiff_t window_offset_locked(ncclComm const* comm, void const* memory) {
+  auto const at = reinterpret_cast<std::uintptr_t>(memory);
+  for (auto const& [handle, each] : nccl().windows) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(each.memory);
+    if (each.symmetric && each.comm == comm && at >= begin && at < begin + each.bytes) {
+      return static_cast<std::ptrdiff_t>(at - begin);
+    }
+  }
+  return -1;
+}
+
+// What peers read or write of a call has every rank's offset.
+void check_offsets_locked(meeting const& here) {
+  nccl_op const& first = *here.calls.front();
+  auto const offsets_of = [&](nccl_op const& call) {
+    bool const reads = first.what != kind::all_gather;
+    bool const writes = first.what != kind::reduce_scatter;
+    return std::pair{reads ? window_offset_locked(call.comm, call.input) : -1,
+                     writes ? window_offset_locked(call.comm, call.output) : -1};
+  };
+  for (nccl_op const* call : here.calls) {
+    if (!first.is_pair() && offsets_of(*call) != offsets_of(first) && nccl().misuse.empty()) {
+      nccl().misuse =
+          "other offsets in symmetric windows: " + describe(first) + ", " + describe(*call);
+    }
+  }
 }
 
 void move_elements(void const* from, void* to, std::size_t bytes) {
@@ -292,6 +331,7 @@ attendance arrive(nccl_op const& call) {
     if (++at.arrived != at.calls.size() || at.broken || fail_different_locked(at)) {
       return here;
     }
+    check_offsets_locked(at);
     at.running = true;
   }
   at.order.fetch_add(1, std::memory_order_acq_rel);
@@ -530,6 +570,14 @@ bool end_comm_locked(ncclComm* comm) {
   return true;
 }
 
+bool is_of_nccl_locked(void const* memory) {
+  auto const at = reinterpret_cast<std::uintptr_t>(memory);
+  return std::any_of(nccl().allocations.begin(), nccl().allocations.end(), [&](auto const& each) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(each.first);
+    return at >= begin && at < begin + each.second;
+  });
+}
+
 void* new_handle_locked() { return reinterpret_cast<void*>(++nccl().handles << 4U); }
 
 template <class F>
@@ -548,7 +596,8 @@ bool is_blocking(ncclConfig_t const* config) {
   return config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking != 0;
 }
 
-ncclResult_t deregister(char const* function, std::map<void*, ncclComm*>& from, ncclComm* comm,
+template <class Owned>
+ncclResult_t deregister(char const* function, std::map<void*, Owned>& from, ncclComm* comm,
                         void* handle) {
   ncclResult_t const told = enter_nccl(function);
   hidden_lock const lock;
@@ -556,7 +605,7 @@ ncclResult_t deregister(char const* function, std::map<void*, ncclComm*>& from, 
     nccl().misuse = std::string{function} + " during a call of rank " + std::to_string(comm->rank);
   }
   auto const found = from.find(handle);
-  if (comm == nullptr || !comm->live || found == from.end() || found->second != comm) {
+  if (comm == nullptr || !comm->live || found == from.end() || owner(found->second) != comm) {
     return refuse(nullptr, ncclInvalidArgument, "no such handle");
   }
   from.erase(found);
@@ -766,7 +815,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!end_comm_locked(comm)) {
       return refuse(nullptr, ncclInvalidArgument, "no communicator");
     }
-    auto const mine = [&](auto const& each) { return each.second == comm; };
+    auto const mine = [&](auto const& each) { return owner(each.second) == comm; };
     std::erase_if(nccl().registrations, mine);
     std::erase_if(nccl().windows, mine);
   }
@@ -900,7 +949,7 @@ ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
     return refuse(nullptr, ncclUnhandledCudaError, "cudaMalloc failed");
   }
   hidden_lock const lock;
-  nccl().allocations.insert(*memory);
+  nccl().allocations.emplace(*memory, bytes);
   return ncclSuccess;
 }
 
@@ -932,14 +981,19 @@ ncclResult_t ncclCommDeregister(ncclComm_t const comm, void* handle) {
 }
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t bytes,
-                                    ncclWindow_t* window, int) {
+                                    ncclWindow_t* window, int flags) {
   return nccl_query("ncclCommWindowRegister", comm, [&] {
     if (memory == nullptr || bytes == 0 ||
         reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
       return refuse(comm, ncclInvalidArgument, "memory that isn't aligned for a window");
     }
+    if (!is_of_nccl_locked(memory)) {  // it has no handle that peers could map
+      return refuse(comm, ncclUnhandledCudaError, "memory that isn't ncclMemAlloc's");
+    }
     void* const handle = new_handle_locked();
-    nccl().windows.emplace(handle, comm);
+    nccl().windows.emplace(handle,
+                           fake::detail::window{comm, static_cast<std::byte const*>(memory), bytes,
+                                                (flags & NCCL_WIN_COLL_SYMMETRIC) != 0});
     *window = static_cast<ncclWindow_t>(handle);
     return ncclSuccess;
   });

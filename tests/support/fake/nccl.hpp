@@ -41,7 +41,8 @@ void fail_communicator(ncclComm_t comm, ncclResult_t error);
 std::string nccl_difference();
 
 /// What was done that NCCL doesn't allow and doesn't notice; empty if nothing was: a registration
-/// that ended while a call of its communicator was in flight.
+/// that ended while a call of its communicator was in flight; offsets in symmetric windows that
+/// differ between ranks in a collective (but for the slices of one in place).
 std::string nccl_misuse();
 
 /// What was created and not destroyed.
