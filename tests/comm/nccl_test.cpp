@@ -910,6 +910,17 @@ TEST_CASE("memory is taken by the first call that needs it, and not where it is 
   }
 }
 
+TEST_CASE("too little memory for NCCL's says how much there is, as the device's own") {
+  fakes const fresh;
+  fake::set_memory(std::size_t{1} << 20U);
+  zero::memory_resource const arena = zero::nccl_memory();
+  std::string const message = test::message_of<zero::error>(
+      [&] { static_cast<void>(arena.allocate(std::size_t{2} << 20U, arena.context)); });
+  CHECK(
+      message.starts_with("ncclMemAlloc: expected memory for 2097152 bytes, actual 1048576 free "
+                          "of 1048576: unhandled cuda error"));
+}
+
 TEST_CASE("what is lent must be aligned, and as large as a part of every slot") {
   for (nccl_mode const mode : modes) {
     for (bool const small : {false, true}) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/nccl_arena.hpp>
 #include <zero/comm/nccl_handle.hpp>
-#include <zero/comm/nccl_options.hpp>
-#include <zero/core/error.hpp>
 #include <zero/device/cuda.hpp>
 
 #include <nccl.h>
@@ -21,15 +20,9 @@ namespace zero::inline v0::detail {
 class nccl_block {
  public:
   /// @throws zero::error  there is not that much.
-  nccl_block(std::size_t bytes, bool by_nccl, int rank) : bytes_{bytes}, by_nccl_{by_nccl} {
-    if (by_nccl) {
-      if (ncclResult_t const code = ncclMemAlloc(&memory_, bytes); code != ncclSuccess) {
-        throw error{nccl_text("ncclMemAlloc", code, nullptr, rank)};
-      }
-    } else {
-      memory_ = cuda::allocate(bytes);
-    }
-  }
+  nccl_block(std::size_t bytes, bool by_nccl)
+      : bytes_{bytes}, by_nccl_{by_nccl},
+        memory_{by_nccl ? nccl_allocate(bytes) : cuda::allocate(bytes)} {}
   nccl_block(nccl_block const&) = delete;
   nccl_block& operator=(nccl_block const&) = delete;
   ~nccl_block() {
@@ -53,7 +46,7 @@ class nccl_block {
  private:
   std::size_t bytes_;
   bool by_nccl_;
-  void* memory_ = nullptr;
+  void* memory_;
 };
 
 /// Memory that is registered with a communicator. It ends the registration, before the memory ends.

@@ -100,12 +100,15 @@ inline constexpr std::size_t scratch_alignment = 256;
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-[[nodiscard]] inline std::string nccl_text(std::string_view call, ncclResult_t result,
-                                           ncclComm_t comm, int rank) {
+[[nodiscard]] inline std::string nccl_reason(ncclResult_t result, ncclComm_t comm) {
   char const* const last = ncclGetLastError(comm);
   std::string_view const details = last == nullptr ? "" : last;
-  return text(call, ": expected success, actual ", std::string_view{ncclGetErrorString(result)},
-              details.empty() ? "" : ": ", details, " (rank ", rank, ")");
+  return text(std::string_view{ncclGetErrorString(result)}, details.empty() ? "" : ": ", details);
+}
+
+[[nodiscard]] inline std::string nccl_text(std::string_view call, ncclResult_t result,
+                                           ncclComm_t comm, int rank) {
+  return text(call, ": expected success, actual ", nccl_reason(result, comm), " (rank ", rank, ")");
 }
 
 }  // namespace detail

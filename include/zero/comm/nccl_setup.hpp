@@ -177,7 +177,7 @@ struct nccl_rank {
           " (rank ", handle.rank(), ")")};
     }
     device_scope const current{handle.device()};
-    to.emplace(bytes, options.nccl_memory, handle.rank());
+    to.emplace(bytes, options.nccl_memory);
     if (options.nccl_memory) {
       void* const memory = to->span().data();
       own_registrations.emplace_back(handle, memory, bytes, false);

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string_view>
 
 /// @file
@@ -62,6 +63,16 @@ inline void check_cuda(cudaError_t code, std::string_view call) {
   if (code != cudaSuccess) {
     throw_cuda(code, call);
   }
+}
+
+/// What a call says that found too little memory on the current device.
+/// @throws zero::cuda_error  CUDA doesn't tell how much is free.
+[[nodiscard]] inline std::string no_memory_text(std::string_view call, std::size_t bytes) {
+  static_cast<void>(cudaGetLastError());
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return text(call, ": expected memory for ", bytes, " bytes, actual ", free, " free of ", total);
 }
 
 }  // namespace detail
