@@ -822,6 +822,84 @@ TEST_CASE("collectives are captured into a graph, and meet again at each replay"
   }
 }
 
+namespace {
+
+/// A graph of an all_reduce, once it was enqueued.
+class captured {
+ public:
+  captured(nccl& comm, buffers& mine) {
+    mine.all_reduce(comm);  // takes memory
+    mine.stream.synchronize();
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamBeginCapture(mine.stream.native(), cudaStreamCaptureModeThreadLocal) ==
+          cudaSuccess);
+    mine.all_reduce(comm);
+    CHECK(cudaStreamEndCapture(mine.stream.native(), &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+  captured(captured const&) = delete;
+  captured& operator=(captured const&) = delete;
+  ~captured() { CHECK(cudaGraphExecDestroy(exec_) == cudaSuccess); }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+void wait_for_no_communicator() {
+  while (fake::live_communicators() != 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a graph that outlives its communicator delays its end, and fails nobody") {
+  fakes const fresh;
+  run(2, [](nccl& comm) {
+    buffers mine;
+    nccl part = comm.split(0, comm.rank());
+    part.set_deadline(200ms);  // of the end, too
+    auto graph = std::make_unique<captured>(part, mine);
+    if (comm.rank() == 0) {
+      graph.reset();
+    }
+    auto const begin = std::chrono::steady_clock::now();
+    { nccl const ends = std::move(part); }
+    CHECK(std::chrono::steady_clock::now() - begin < soon);
+    graph.reset();
+    std::byte const one{};
+    std::vector<std::byte> all(2);
+    comm.exchange({&one, 1}, all);
+    comm.raise_if_failed();
+  });
+  wait_for_no_communicator();
+}
+
+TEST_CASE("after a failure, calls throw at once although NCCL waits for a graph") {
+  fakes const fresh;
+  auto const failures = failures_of(2, [](nccl& comm) {
+    buffers mine;
+    captured const graph{comm, mine};
+    std::byte const one{};
+    std::vector<std::byte> all(2);
+    comm.exchange({&one, 1}, all);  // both have captured
+    if (comm.rank() == 1) {
+      comm.abort("a fault");
+    }
+    while (test::what_throws([&] { comm.raise_if_failed(); }).message.empty()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    std::this_thread::sleep_for(50ms);  // the watchdog is in ncclCommAbort
+    mine.all_gather(comm);
+  });
+  for (thrown const& here : failures) {
+    CHECK(here.message == "aborted by rank 1: a fault");
+    CHECK(here.after < soon);
+  }
+  wait_for_no_communicator();
+}
+
 TEST_CASE("in a capture, what would take memory first is refused") {
   struct call {
     char const* message;

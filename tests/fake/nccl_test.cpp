@@ -8,6 +8,7 @@
 #include <fake/nccl.hpp>
 #include <support/watchdog.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -292,6 +293,36 @@ TEST_CASE("a window is of memory of NCCL's, and a symmetric one has each rank's 
       CHECK(ncclMemFree(memory[rank]) == ncclSuccess);
     });
   }
+}
+
+TEST_CASE("a communicator ends when the graphs with its calls have") {
+  two_ranks ranks;
+  cudaGraph_t graph[2] = {};
+  cudaGraphExec_t exec[2] = {};
+  ranks.each([&](int rank) {
+    ok(cudaStreamBeginCapture(ranks.stream[rank], cudaStreamCaptureModeThreadLocal));
+    CHECK(ncclAllReduce(ranks.data[rank], ranks.data[rank], 2, ncclFloat32, ncclSum,
+                        ranks.comm[rank], ranks.stream[rank]) == ncclInProgress);
+    ok(cudaStreamEndCapture(ranks.stream[rank], &graph[rank]));
+    ok(cudaGraphInstantiate(&exec[rank], graph[rank], 0));
+    ok(cudaGraphDestroy(graph[rank]));
+  });
+  ranks.settle();
+  CHECK(ncclCommFinalize(ranks.comm[0]) == ncclInProgress);
+  std::this_thread::sleep_for(20ms);
+  CHECK(ranks.async(0) == ncclInProgress);
+  std::atomic<bool> aborted{false};
+  std::thread other{[&] {
+    ranks.abort(1);
+    aborted = true;
+  }};
+  std::this_thread::sleep_for(20ms);
+  CHECK(!aborted);
+  ok(cudaGraphExecDestroy(exec[0]));
+  while (ranks.async(0) != ncclSuccess) {
+  }
+  ok(cudaGraphExecDestroy(exec[1]));
+  other.join();
 }
 
 TEST_CASE("memory of NCCL's is freed at once, whatever its device still does") {

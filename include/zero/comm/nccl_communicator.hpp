@@ -38,6 +38,10 @@ namespace zero::inline v0 {
 
 /// One rank's handle. A moved-from one can only be destroyed or assigned to.
 ///
+/// Graphs:     a graph that has captured calls, and what was instantiated from it, is destroyed
+///             before the communicator: NCCL ends after it. The destructor waits 10 seconds, aborts,
+///             waits as long again, and leaves the rest to NCCL until the graph is destroyed.
+///
 /// Ordering:   one thread at a time makes a rank's calls. `abort` may come from any thread. The
 ///             device that is current in the constructor is the rank's.
 /// @throws zero::usage_error          an argument is wrong. The peers get an error, too.

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,7 +51,8 @@ class nccl_handle {
   }
   nccl_handle(nccl_handle const&) = delete;
   nccl_handle& operator=(nccl_handle const&) = delete;
-  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`.
+  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`; and no longer for
+  /// graphs that captured calls, without which NCCL's handle doesn't end: it then ends with them.
   ~nccl_handle() {
     {
       std::lock_guard const lock{waking_};
@@ -193,16 +195,25 @@ class nccl_handle {
 
   /// Wait until NCCL has taken the last call.
   void settle(char const* name) {
+    if (!settles(name)) {
+      fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
+                rank(), ")"));
+      control_->failure().raise();
+    }
+  }
+
+  /// Whether NCCL takes the last call before the deadline.
+  [[nodiscard]] bool settles(char const* name) {
     auto const start = std::chrono::steady_clock::now();
     std::chrono::microseconds pause{0};
     for (;;) {
       if (is_settled(name)) {
-        return;
+        return true;
       }
       if (std::chrono::steady_clock::now() - start > deadline()) {
-        fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
-                  rank(), ")"));
-      } else if (pause.count() == 0) {
+        return false;
+      }
+      if (pause.count() == 0) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(pause);
@@ -274,11 +285,31 @@ class nccl_handle {
     }
   }
 
-  /// Let the streams go on that wait in NCCL.
-  void abort() noexcept {
+  [[nodiscard]] ncclComm_t take() noexcept {
     std::lock_guard const lock{mutex_};
-    if (comm_ != nullptr) {
-      static_cast<void>(ncclCommAbort(std::exchange(comm_, nullptr)));
+    return std::exchange(comm_, nullptr);
+  }
+
+  /// Let the streams go on that wait in NCCL, which then waits until graphs with its calls end.
+  void abort() noexcept {
+    ncclComm_t const comm = take();
+    if (comm == nullptr) {
+      return;
+    }
+    if (!calls.captured()) {
+      static_cast<void>(ncclCommAbort(comm));
+      return;
+    }
+    try {
+      std::packaged_task<void()> task{[comm, device = device_] {
+        static_cast<void>(cudaSetDevice(device));
+        static_cast<void>(ncclCommAbort(comm));
+      }};
+      std::future<void> const ended = task.get_future();
+      std::thread{std::move(task)}.detach();
+      ended.wait_for(std::min<std::chrono::milliseconds>(deadline(), end_time));
+    } catch (std::exception const&) {  // no thread: here
+      static_cast<void>(ncclCommAbort(comm));
     }
   }
 
@@ -289,9 +320,13 @@ class nccl_handle {
       check("ncclCommFinalize", ncclCommFinalize(comm_));
     }
     deadline_ms_.store(std::min(deadline(), std::chrono::milliseconds{end_time}).count());
-    settle("ncclCommFinalize");
-    std::lock_guard const lock{mutex_};
-    static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
+    if (!calls.captured()) {
+      settle("ncclCommFinalize");
+    } else if (!settles("ncclCommFinalize")) {
+      abort();  // no failure: peers may have destroyed their graphs
+      return;
+    }
+    static_cast<void>(ncclCommDestroy(take()));
   }
 
   static constexpr std::chrono::seconds answer_time{5};

@@ -44,7 +44,8 @@ struct nccl_options {
   bool compare_calls = true;
 
   /// How long a call may take, counted from where it is enqueued; and how long the constructor may.
-  /// Work that is captured into a graph has no deadline.
+  /// Work that is captured into a graph has no deadline; the graph is destroyed before the
+  /// communicator.
   std::chrono::milliseconds deadline = std::chrono::minutes{10};
 
   /// NCCL's id of these ranks, where they have one; the same on every rank. Without it rank 0 makes

@@ -58,6 +58,7 @@ class nccl_calls {
     std::lock_guard const lock{mutex_};
     lost_ = true;
     if (on.capturing()) {
+      captured_ = true;
       lost_ = false;
       return;
     }
@@ -84,6 +85,12 @@ class nccl_calls {
     }
     cudaError_t const code = query(newest().end.native());
     return code != cudaSuccess && query(newest().end.native()) == cudaErrorNotReady;
+  }
+
+  /// Whether a graph has captured calls.
+  [[nodiscard]] bool captured() {
+    std::lock_guard const lock{mutex_};
+    return captured_;
   }
 
   /// Whether the newest call could not be watched.
@@ -141,6 +148,7 @@ class nccl_calls {
   std::size_t first_ = 0;
   std::size_t count_ = 0;
   cudaStream_t stream_ = nullptr;
+  bool captured_ = false;
   bool lost_ = false;
   std::uint64_t issued_ = 0;
   std::vector<announced_call> announced_;

@@ -110,6 +110,8 @@ struct ncclComm {
   std::vector<fake::detail::waiting> waits;
   std::uint64_t split_calls = 0;
   std::size_t in_flight = 0;  // calls that a stream has not ended
+  std::size_t graphs = 0;     // which captured calls, and were not destroyed
+  bool finalizing = false;
 };
 
 namespace fake::detail {
@@ -386,10 +388,30 @@ void end_in_flight(std::vector<nccl_op> const& ops) {
   }
 }
 
-bool is_capturing(cudaStream_t stream) {
-  CUstream_st const* const found = find_stream(stream);
+// Whether the stream captures, into a graph that the communicators then wait for.
+bool capture_comms(cudaStream_t stream, std::vector<nccl_op> const& ops) {
+  CUstream_st* const found = find_stream(stream);
   hidden_lock const lock;
-  return found != nullptr && found->capturing != nullptr;
+  if (found == nullptr || found->capturing == nullptr) {
+    return false;
+  }
+  for (nccl_op const& each : ops) {
+    ++each.comm->graphs;
+    retain_in_graph_locked(*found, {each.comm, [](ncclComm* comm) { --comm->graphs; }});
+  }
+  return true;
+}
+
+void wait_for_graphs(ncclComm const& comm) {
+  for (;;) {
+    {
+      hidden_lock const lock;
+      if (comm.graphs == 0) {
+        return;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
 }
 
 ncclResult_t launch_group(std::vector<nccl_op> ops) {
@@ -404,7 +426,7 @@ ncclResult_t launch_group(std::vector<nccl_op> ops) {
     for (nccl_op const& each : together) {
       comms.push_back(each.comm);
     }
-    bool const captured = is_capturing(stream);
+    bool const captured = capture_comms(stream, together);
     if (!captured) {
       add_in_flight(together);
     }
@@ -562,12 +584,17 @@ void abort_comm(ncclComm& comm) {
   }
 }
 
-bool end_comm_locked(ncclComm* comm) {
-  if (comm == nullptr || !comm->live) {
-    return false;
-  }
-  comm->live = false;
-  return true;
+bool is_live(ncclComm const* comm) {
+  hidden_lock const lock;
+  return comm != nullptr && comm->live;
+}
+
+void end_comm(ncclComm& comm) {
+  hidden_lock const lock;
+  auto const mine = [&](auto const& each) { return owner(each.second) == &comm; };
+  std::erase_if(nccl().registrations, mine);
+  std::erase_if(nccl().windows, mine);
+  comm.live = false;
 }
 
 bool is_of_nccl_locked(void const* memory) {
@@ -794,6 +821,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (ncclResult_t const error = check_ready_locked(comm); error != ncclSuccess) {
       return error;
     }
+    comm->finalizing = true;
     if (!comm->blocking) {
       comm->polls_in_progress = 1;
       return ncclInProgress;
@@ -804,22 +832,22 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   ncclResult_t const told = enter_nccl("ncclCommDestroy");
-  hidden_lock const lock;
-  return end_comm_locked(comm) ? told : refuse(nullptr, ncclInvalidArgument, "no communicator");
+  if (!is_live(comm)) {
+    return refuse(nullptr, ncclInvalidArgument, "no communicator");
+  }
+  wait_for_graphs(*comm);
+  end_comm(*comm);
+  return told;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   ncclResult_t const told = enter_nccl("ncclCommAbort");
-  {
-    hidden_lock const lock;
-    if (!end_comm_locked(comm)) {
-      return refuse(nullptr, ncclInvalidArgument, "no communicator");
-    }
-    auto const mine = [&](auto const& each) { return owner(each.second) == comm; };
-    std::erase_if(nccl().registrations, mine);
-    std::erase_if(nccl().windows, mine);
+  if (!is_live(comm)) {
+    return refuse(nullptr, ncclInvalidArgument, "no communicator");
   }
   abort_comm(*comm);
+  wait_for_graphs(*comm);
+  end_comm(*comm);
   return told;
 }
 
@@ -828,6 +856,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (comm->failure != ncclSuccess) {
       *error = comm->failure;
     } else if (!comm->complete) {
+      *error = ncclInProgress;
+    } else if (comm->finalizing && comm->graphs != 0) {
       *error = ncclInProgress;
     } else if (comm->polls_in_progress > 0) {
       --comm->polls_in_progress;

@@ -14,6 +14,9 @@
 /// ring's: each hop is rounded to the type on the wire. Calls that differ over ranks stay where
 /// they are, as with NCCL, but give all ranks an asynchronous error.
 ///
+/// While a graph with a communicator's calls lives, ncclCommFinalize of it stays in progress, and
+/// ncclCommAbort, ncclCommDestroy wait, as NCCL.
+///
 /// ncclMemFree waits for nothing, as where NCCL maps memory itself.
 ///
 /// `fake::fail_call` of the fake CUDA fails calls of NCCL, too: cudaErrorMemoryAllocation becomes
