@@ -32,15 +32,18 @@
 /// Failures: an error of CUDA or NCCL, a call past its deadline, one that differs from the peers',
 ///           a rank that leaves or dies, or an abort fails the group: NCCL is aborted on every
 ///           rank, so that streams go on, with indeterminate results; and every later call throws
-///           the first error.
+///           the first error. Ranks abort one after the other, and until then a GPU may still use a
+///           peer's memory: a process that goes on after a failure keeps the memory of its
+///           collectives until all ranks have ended.
 
 namespace zero::inline v0 {
 
 /// One rank's handle. A moved-from one can only be destroyed or assigned to.
 ///
 /// Graphs:     a graph that has captured calls, and what was instantiated from it, is destroyed
-///             before the communicator: NCCL ends after it. The destructor waits 10 seconds, aborts,
-///             waits as long again, and leaves the rest to NCCL until the graph is destroyed.
+///             before the communicator: NCCL ends after it. The destructor waits 10 seconds,
+///             aborts, waits as long again, and leaves the rest to NCCL until the graph is
+///             destroyed.
 ///
 /// Ordering:   one thread at a time makes a rank's calls. `abort` may come from any thread. The
 ///             device that is current in the constructor is the rank's.
