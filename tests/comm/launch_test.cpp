@@ -70,40 +70,120 @@ TEST_CASE("torchrun's variables, and the port after the one that its own store h
   CHECK(me.store_file.empty());
 }
 
-TEST_CASE("the variables of Open MPI, MPICH and Slurm") {
-  zero::launch const open = launched({{"OMPI_COMM_WORLD_RANK", "2"},
-                                      {"OMPI_COMM_WORLD_SIZE", "4"},
-                                      {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
-                                      {"PMIX_NAMESPACE", "prterun-1"},
-                                      {"MASTER_ADDR", "b"},
-                                      {"ZERO_STORE_PORT", "4000"}});
-  CHECK(open.rank == 2);
-  CHECK(open.size == 4);
-  CHECK(open.local_rank == 2);
-  CHECK(open.job == "prterun-1");
-  CHECK(open.store.port == 4000);
-  zero::launch const mpich = launched({{"PMI_RANK", "1"},
-                                       {"PMI_SIZE", "2"},
-                                       {"ZERO_STORE_ADDRESS", "[::1]:77"},
-                                       {"ZERO_JOB", "x"}});
-  CHECK(mpich.rank == 1);
-  CHECK(mpich.size == 2);
-  CHECK(mpich.local_rank == 0);
-  CHECK(mpich.store.host == "::1");
-  CHECK(mpich.store.port == 77);
-  CHECK(mpich.job == "x");
-  zero::launch const slurm = launched({{"SLURM_PROCID", "3"},
-                                       {"SLURM_NTASKS", "4"},
-                                       {"SLURM_LOCALID", "1"},
-                                       {"SLURM_JOB_ID", "99"},
-                                       {"SLURM_STEP_ID", "0"},
-                                       {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"},
-                                       {"ZERO_STORE_PORT", "4000"}});
-  CHECK(slurm.rank == 3);
-  CHECK(slurm.size == 4);
-  CHECK(slurm.local_rank == 1);
-  CHECK(slurm.store.host == "10.0.0.1");
-  CHECK(slurm.job == "99.0");
+namespace {
+
+struct started {
+  char const* by;
+  variables all;
+  int rank;
+  int size;
+  int local_rank;
+  char const* job;
+};
+
+// On the second host of two, with two ranks each.
+started const launchers[] = {{"mpirun of Open MPI",
+                              {{"OMPI_COMM_WORLD_RANK", "3"},
+                               {"OMPI_COMM_WORLD_SIZE", "4"},
+                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                               {"PMIX_RANK", "3"},
+                               {"PMIX_NAMESPACE", "prterun-1"}},
+                              3,
+                              4,
+                              1,
+                              "prterun-1"},
+                             {"mpirun of MPICH",
+                              {{"PMI_RANK", "3"},
+                               {"PMI_SIZE", "4"},
+                               {"MPI_LOCALRANKID", "1"},
+                               {"MPI_LOCALNRANKS", "2"},
+                               {"ZERO_JOB", "x"}},
+                              3,
+                              4,
+                              1,
+                              "x"},
+                             {"mpirun of MPICH in a job of Slurm, whose task is the host's proxy",
+                              {{"PMI_RANK", "3"},
+                               {"PMI_SIZE", "4"},
+                               {"MPI_LOCALRANKID", "1"},
+                               {"SLURM_PROCID", "1"},
+                               {"SLURM_NTASKS", "2"},
+                               {"SLURM_LOCALID", "0"},
+                               {"SLURM_JOB_ID", "99"}},
+                              3,
+                              4,
+                              1,
+                              "99"},
+                             {"srun --mpi=pmi2",
+                              {{"PMI_RANK", "3"},
+                               {"PMI_SIZE", "4"},
+                               {"SLURM_PROCID", "3"},
+                               {"SLURM_NTASKS", "4"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_JOB_ID", "99"},
+                               {"SLURM_STEP_ID", "0"}},
+                              3,
+                              4,
+                              1,
+                              "99.0"},
+                             {"srun --mpi=none",
+                              {{"SLURM_PROCID", "3"},
+                               {"SLURM_NTASKS", "4"},
+                               {"SLURM_LOCALID", "1"},
+                               {"SLURM_JOB_ID", "99"},
+                               {"SLURM_STEP_ID", "0"}},
+                              3,
+                              4,
+                              1,
+                              "99.0"},
+                             {"torchrun in a job of Slurm, whose task is the host's agent",
+                              {{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"TORCHELASTIC_RUN_ID", "j"},
+                               {"SLURM_PROCID", "1"},
+                               {"SLURM_NTASKS", "2"},
+                               {"SLURM_LOCALID", "0"}},
+                              3,
+                              4,
+                              1,
+                              "j"}};
+
+}  // namespace
+
+TEST_CASE("each launcher's variables say which rank this is, and which on its host") {
+  for (started const& each : launchers) {
+    CAPTURE(each.by);
+    zero::launch const me = launched(with(each.all, "ZERO_STORE_ADDRESS", "[::1]:77"));
+    CHECK(me.rank == each.rank);
+    CHECK(me.size == each.size);
+    CHECK(me.local_rank == each.local_rank);
+    CHECK(me.job == each.job);
+    CHECK(me.store.host == "::1");
+    CHECK(me.store.port == 77);
+  }
+}
+
+TEST_CASE("rank 0 is where MASTER_ADDR says, or where srun was called") {
+  variables const srun = with(launchers[4].all, "ZERO_STORE_PORT", "4000");
+  CHECK(launched(with(srun, "MASTER_ADDR", "b")).store.host == "b");
+  zero::launch const me = launched(with(srun, "SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"));
+  CHECK(me.store.host == "10.0.0.1");
+  CHECK(me.store.port == 4000);
+}
+
+TEST_CASE("of several ranks, one that doesn't know which on its host it is chooses no GPU") {
+  variables const mpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"ZERO_STORE_ADDRESS", "a:1"}};
+  std::string const refused =
+      "launch: expected a number in [0, 1073741824] in MPI_LOCALRANKID, actual none (rank 1)";
+  CHECK(refusal(mpich) == refused);
+  // Of another process: the proxy that started this one.
+  CHECK(refusal(with(with(mpich, "SLURM_LOCALID", "0"), "SLURM_PROCID", "0")) == refused);
+  CHECK(refusal(without(torchrun, "LOCAL_RANK")) ==
+        "launch: expected a number in [0, 1073741824] in LOCAL_RANK, actual none (rank 5)");
+  CHECK(
+      launched({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"ZERO_STORE_ADDRESS", "a:1"}}).local_rank ==
+      0);
 }
 
 TEST_CASE("every malformed variable is named, with what was expected") {
@@ -169,6 +249,7 @@ TEST_CASE("ranks meet by a shared file, which is gone afterwards") {
   test::watchdog const limit;
   temporary const file;
   variables all{{"PMI_SIZE", "3"},
+                {"MPI_LOCALRANKID", "0"},
                 {"ZERO_STORE_FILE", file.path},
                 {"ZERO_JOB", "job 7"},
                 {"ZERO_STORE_HOST", "127.0.0.1"}};

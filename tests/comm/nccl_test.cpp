@@ -67,6 +67,7 @@ class fakes {
     CHECK(fake::live_registrations() == 0);
     CHECK(fake::live_windows() == 0);
     CHECK(fake::live_nccl_allocations() == 0);
+    CHECK(fake::nccl_misuse().empty());
   }
 
  private:
@@ -687,25 +688,28 @@ TEST_CASE("options that are wrong, or differ, are refused on every rank") {
   }
 }
 
-TEST_CASE("memory is registered, as a window where NCCL has them, until the communicator ends") {
+TEST_CASE("memory is registered; NCCL's own scratch as a window, too, where NCCL has them") {
   for (int const version : {NCCL_VERSION_CODE, NCCL_VERSION(2, 26, 0)}) {
     fakes const fresh;
     fake::set_nccl_version(version);
+    std::size_t const windows = version == NCCL_VERSION_CODE ? 2 : 0;
     run(2,
         [&](nccl& comm) {
           zero::cuda_stream stream;
           std::byte const mine{};
           std::vector<std::byte> all(2);
-          array<float> const data{stream, std::vector<float>(4096)};
-          comm.register_memory(data.span().data(), data.span().size_bytes());
+          // At a multiple of 4096 bytes on one rank only.
+          array<float> const data{
+              stream, std::vector<float>(comm.rank() == 0 ? std::size_t{4096} : std::size_t{4000})};
+          comm.register_memory(data.span().data(), std::size_t{16000});
           comm.exchange({&mine, 1}, all);
           CHECK(fake::live_registrations() == 2);
-          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 2 : 0));
+          CHECK(fake::live_windows() == 0);
           comm.exchange({&mine, 1}, all);
           check_reductions<float, float>(comm, 100);  // takes scratch, which is registered, too
           comm.exchange({&mine, 1}, all);
           CHECK(fake::live_registrations() == 4);
-          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 4 : 0));
+          CHECK(fake::live_windows() == windows);
           comm.exchange({&mine, 1}, all);
           comm.end_registrations();
           comm.exchange({&mine, 1}, all);
@@ -713,6 +717,79 @@ TEST_CASE("memory is registered, as a window where NCCL has them, until the comm
           comm.exchange({&mine, 1}, all);
         },
         {.nccl_memory = true});
+  }
+}
+
+TEST_CASE("ranks may use other parts of registered memory in a collective") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(2,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          auto const release = [](void* memory) { static_cast<void>(ncclMemFree(memory)); };
+          constexpr std::size_t size = 4096;
+          void* memory = nullptr;
+          CHECK(ncclMemAlloc(&memory, size * sizeof(float)) == ncclSuccess);
+          std::unique_ptr<void, decltype(release)> const owner{memory, release};
+          comm.register_memory(memory, size * sizeof(float));
+          std::span<float> const all{static_cast<float*>(memory), size};
+          std::span<float> const part = all.subspan(comm.rank() == 0 ? 0 : 2048, 1000);
+          std::vector<float> out(1000, 2);
+          zero::cuda::upload(stream, std::span{out}, part);
+          comm.all_reduce(part, part, combine::overwrite, reduction::sum, stream);
+          comm.all_gather(part.first(1), part.subspan(10, 2), stream);
+          zero::cuda::download(stream, part, std::span{out});
+          CHECK(out == std::vector<float>(1000, 4));
+          comm.end_registrations();
+        },
+        {.mode = mode, .nccl_memory = true});
+  }
+}
+
+TEST_CASE("registrations and memory of NCCL's end when the stream has run this rank's calls") {
+  for (nccl_mode const mode : modes) {
+    fakes const fresh;
+    run(3,
+        [](nccl& comm) {
+          zero::cuda_stream stream;
+          array<float> const data{stream, std::vector<float>(300, 1)};
+          array<float> const sums{stream, std::vector<float>(300, 10)};
+          comm.register_memory(data.span().data(), data.span().size_bytes());
+          fake::delay(stream.native(), 20ms);
+          {
+            nccl part = comm.split(0, comm.rank());  // its own memory ends with it
+            part.all_reduce(data.span(), sums.span(), combine::add, reduction::sum, stream);
+          }
+          comm.all_reduce(data.span(), data.span(), combine::overwrite, reduction::sum, stream);
+          comm.end_registrations();
+          fake::delay(stream.native(), 0ms);
+          CHECK(sums.get() == std::vector<float>(300, 13));
+          CHECK(data.get() == std::vector<float>(300, 3));
+        },
+        {.mode = mode, .nccl_memory = true});
+  }
+}
+
+TEST_CASE("a registration whose call no peer makes ends at the deadline, and fails the group") {
+  fakes const fresh;
+  auto const failures =
+      failures_of(2,
+                  [](nccl& comm) {
+                    buffers mine;
+                    comm.set_deadline(300ms);
+                    comm.register_memory(mine.full.span().data(), mine.full.span().size_bytes());
+                    if (comm.rank() == 0) {
+                      mine.all_reduce(comm);
+                      comm.end_registrations();
+                      comm.raise_if_failed();
+                    } else {
+                      finish(comm, mine);
+                    }
+                  },
+                  {.nccl_memory = true});
+  for (thrown const& here : failures) {
+    CHECK(here.says("all_reduce #1: "));
+    CHECK(here.after < soon);
   }
 }
 
@@ -743,6 +820,84 @@ TEST_CASE("collectives are captured into a graph, and meet again at each replay"
         },
         {.mode = mode});
   }
+}
+
+namespace {
+
+/// A graph of an all_reduce, once it was enqueued.
+class captured {
+ public:
+  captured(nccl& comm, buffers& mine) {
+    mine.all_reduce(comm);  // takes memory
+    mine.stream.synchronize();
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamBeginCapture(mine.stream.native(), cudaStreamCaptureModeThreadLocal) ==
+          cudaSuccess);
+    mine.all_reduce(comm);
+    CHECK(cudaStreamEndCapture(mine.stream.native(), &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+  captured(captured const&) = delete;
+  captured& operator=(captured const&) = delete;
+  ~captured() { CHECK(cudaGraphExecDestroy(exec_) == cudaSuccess); }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+void wait_for_no_communicator() {
+  while (fake::live_communicators() != 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a graph that outlives its communicator delays its end, and fails nobody") {
+  fakes const fresh;
+  run(2, [](nccl& comm) {
+    buffers mine;
+    nccl part = comm.split(0, comm.rank());
+    part.set_deadline(200ms);  // of the end, too
+    auto graph = std::make_unique<captured>(part, mine);
+    if (comm.rank() == 0) {
+      graph.reset();
+    }
+    auto const begin = std::chrono::steady_clock::now();
+    { nccl const ends = std::move(part); }
+    CHECK(std::chrono::steady_clock::now() - begin < soon);
+    graph.reset();
+    std::byte const one{};
+    std::vector<std::byte> all(2);
+    comm.exchange({&one, 1}, all);
+    comm.raise_if_failed();
+  });
+  wait_for_no_communicator();
+}
+
+TEST_CASE("after a failure, calls throw at once although NCCL waits for a graph") {
+  fakes const fresh;
+  auto const failures = failures_of(2, [](nccl& comm) {
+    buffers mine;
+    captured const graph{comm, mine};
+    std::byte const one{};
+    std::vector<std::byte> all(2);
+    comm.exchange({&one, 1}, all);  // both have captured
+    if (comm.rank() == 1) {
+      comm.abort("a fault");
+    }
+    while (test::what_throws([&] { comm.raise_if_failed(); }).message.empty()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    std::this_thread::sleep_for(50ms);  // the watchdog is in ncclCommAbort
+    mine.all_gather(comm);
+  });
+  for (thrown const& here : failures) {
+    CHECK(here.message == "aborted by rank 1: a fault");
+    CHECK(here.after < soon);
+  }
+  wait_for_no_communicator();
 }
 
 TEST_CASE("in a capture, what would take memory first is refused") {
@@ -831,6 +986,17 @@ TEST_CASE("memory is taken by the first call that needs it, and not where it is 
         },
         {.mode = mode, .scratch_bytes = most});
   }
+}
+
+TEST_CASE("too little memory for NCCL's says how much there is, as the device's own") {
+  fakes const fresh;
+  fake::set_memory(std::size_t{1} << 20U);
+  zero::memory_resource const arena = zero::nccl_memory();
+  std::string const message = test::message_of<zero::error>(
+      [&] { static_cast<void>(arena.allocate(std::size_t{2} << 20U, arena.context)); });
+  CHECK(
+      message.starts_with("ncclMemAlloc: expected memory for 2097152 bytes, actual 1048576 free "
+                          "of 1048576: unhandled cuda error"));
 }
 
 TEST_CASE("what is lent must be aligned, and as large as a part of every slot") {

@@ -226,6 +226,25 @@ TEST_CASE("a failed call names the call, the error and the rank") {
   zero::detail::rank_of_thread = -1;
 }
 
+TEST_CASE("a driver that is too old for the toolkit is told with both versions") {
+  int const older = CUDART_VERSION / 1000 * 1000 - 1000 + 20;  // such as 12.2 for 13.0
+  std::string const toolkit =
+      std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);
+  std::string const error = "cudaErrorInsufficientDriver: " +
+                            std::string{cudaGetErrorString(cudaErrorInsufficientDriver)} +
+                            "; expected a driver of CUDA " + toolkit + ", as the program, actual ";
+  for (int const version : {older, 0}) {
+    fake::set_driver_version(version);
+    std::string const actual =
+        version == 0 ? "no CUDA" : "CUDA " + std::to_string(version / 1000) + ".2";
+    CHECK(test::message_of<zero::cuda_error>([] { zero::cuda_stream const stream; }) ==
+          "cudaGetDevice: expected success, actual " + error + actual);
+    CHECK(test::message_of<zero::cuda_error>([] { static_cast<void>(zero::cuda::allocate(8)); }) ==
+          "cudaMalloc: expected success, actual " + error + actual);
+  }
+  fake::set_driver_version(CUDART_VERSION);
+}
+
 TEST_CASE("too little memory says how much there is") {
   fake::set_memory(std::size_t{1} << 20U);
   std::string const failed = test::message_of<zero::error>(

@@ -8,6 +8,7 @@
 #include <fake/nccl.hpp>
 #include <support/watchdog.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -240,6 +241,101 @@ TEST_CASE("a call is told to fail, and does nothing") {
                       ranks.stream[0]) == ncclSystemError);
   CHECK(std::string{ncclGetLastError(ranks.comm[0])} == "told to fail: ncclAllReduce");
   CHECK(cudaStreamSynchronize(ranks.stream[0]) == cudaSuccess);
+}
+
+TEST_CASE("a registration that ends during a call is reported") {
+  two_ranks ranks;
+  void* handle[2] = {};
+  ranks.each([&](int rank) {
+    CHECK(ncclCommRegister(ranks.comm[rank], ranks.data[rank], 64, &handle[rank]) == ncclSuccess);
+  });
+  ok(cudaSetDevice(1));
+  CHECK(ncclCommDeregister(ranks.comm[1], handle[1]) == ncclSuccess);
+  CHECK(fake::nccl_misuse().empty());
+  ranks.each([&](int rank) {
+    CHECK(ncclAllReduce(ranks.data[rank], ranks.data[rank], 2, ncclFloat32, ncclSum,
+                        ranks.comm[rank], ranks.stream[rank]) == ncclInProgress);
+    if (rank == 0) {
+      CHECK(ncclCommDeregister(ranks.comm[0], handle[0]) == ncclSuccess);
+    }
+  });
+  CHECK(fake::nccl_misuse() == "ncclCommDeregister during a call of rank 0");
+  ranks.settle();
+}
+
+TEST_CASE("a window is of memory of NCCL's, and a symmetric one has each rank's offset") {
+  for (int const flags : {NCCL_WIN_DEFAULT, NCCL_WIN_COLL_SYMMETRIC}) {
+    two_ranks ranks;
+    void* memory[2] = {};
+    ncclWindow_t window[2] = {};
+    ranks.each([&](int rank) {
+      CHECK(ncclCommWindowRegister(ranks.comm[rank], ranks.data[rank], 64, &window[rank], flags) !=
+            ncclSuccess);
+      CHECK(ncclMemAlloc(&memory[rank], 4096) == ncclSuccess);
+      CHECK(ncclCommWindowRegister(ranks.comm[rank], memory[rank], 4096, &window[rank], flags) ==
+            ncclSuccess);
+    });
+    auto const reduce = [&](std::size_t first, std::size_t second) {
+      ranks.each([&](int rank) {
+        auto* const at = static_cast<float*>(memory[rank]) + (rank == 0 ? first : second);
+        CHECK(ncclAllReduce(at, at, 2, ncclFloat32, ncclSum, ranks.comm[rank],
+                            ranks.stream[rank]) == ncclInProgress);
+      });
+      ranks.settle();
+      ranks.each([&](int rank) { ok(cudaStreamSynchronize(ranks.stream[rank])); });
+    };
+    reduce(64, 64);
+    CHECK(fake::nccl_misuse().empty());
+    reduce(64, 128);
+    CHECK(fake::nccl_misuse().empty() == (flags == NCCL_WIN_DEFAULT));
+    ranks.each([&](int rank) {
+      CHECK(ncclCommWindowDeregister(ranks.comm[rank], window[rank]) == ncclSuccess);
+      CHECK(ncclMemFree(memory[rank]) == ncclSuccess);
+    });
+  }
+}
+
+TEST_CASE("a communicator ends when the graphs with its calls have") {
+  two_ranks ranks;
+  cudaGraph_t graph[2] = {};
+  cudaGraphExec_t exec[2] = {};
+  ranks.each([&](int rank) {
+    ok(cudaStreamBeginCapture(ranks.stream[rank], cudaStreamCaptureModeThreadLocal));
+    CHECK(ncclAllReduce(ranks.data[rank], ranks.data[rank], 2, ncclFloat32, ncclSum,
+                        ranks.comm[rank], ranks.stream[rank]) == ncclInProgress);
+    ok(cudaStreamEndCapture(ranks.stream[rank], &graph[rank]));
+    ok(cudaGraphInstantiate(&exec[rank], graph[rank], 0));
+    ok(cudaGraphDestroy(graph[rank]));
+  });
+  ranks.settle();
+  CHECK(ncclCommFinalize(ranks.comm[0]) == ncclInProgress);
+  std::this_thread::sleep_for(20ms);
+  CHECK(ranks.async(0) == ncclInProgress);
+  std::atomic<bool> aborted{false};
+  std::thread other{[&] {
+    ranks.abort(1);
+    aborted = true;
+  }};
+  std::this_thread::sleep_for(20ms);
+  CHECK(!aborted);
+  ok(cudaGraphExecDestroy(exec[0]));
+  while (ranks.async(0) != ncclSuccess) {
+  }
+  ok(cudaGraphExecDestroy(exec[1]));
+  other.join();
+}
+
+TEST_CASE("memory of NCCL's is freed at once, whatever its device still does") {
+  two_ranks ranks;
+  ok(cudaSetDevice(0));
+  void* memory = nullptr;
+  CHECK(ncclMemAlloc(&memory, 4096) == ncclSuccess);
+  fake::delay(ranks.stream[0], 200ms);
+  ok(fake::enqueue(ranks.stream[0], [] {}));
+  CHECK(ncclMemFree(memory) == ncclSuccess);
+  CHECK(cudaStreamQuery(ranks.stream[0]) == cudaErrorNotReady);
+  CHECK(fake::live_nccl_allocations() == 0);
+  ok(cudaStreamSynchronize(ranks.stream[0]));
 }
 
 TEST_CASE("a rank is split off with the others of its color") {

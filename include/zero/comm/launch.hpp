@@ -19,12 +19,14 @@
 /// |----------|--------------------------------------------------|----------------------------|
 /// | torchrun | RANK, WORLD_SIZE, LOCAL_RANK                     | MASTER_ADDR, MASTER_PORT+1 |
 /// | Open MPI | OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK         | the same                   |
-/// | MPICH    | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID              | the same                   |
+/// | MPICH,   | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID or, by srun, | the same                   |
+/// | PMI      | SLURM_LOCALID                                    |                            |
 /// | Slurm    | SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID        | the same, or the host that |
 /// |          |                                                  | SLURM_LAUNCH_NODE_IPADDR   |
 /// |          |                                                  | is: it must be rank 0's    |
 ///
-/// They are looked for in this order, and without any of them the world is one rank. torchrun's own
+/// They are looked for in this order, and without any of them the world is one rank. With more
+/// than one rank, the local rank must be known: it chooses the GPU. torchrun's own
 /// store may hold MASTER_PORT, hence the next one. For every launcher, ZERO_STORE_PORT is the port
 /// itself, ZERO_STORE_ADDRESS is `host:port`, and ZERO_STORE_FILE names a file on a file system
 /// that all ranks share, in which rank 0 leaves its address. ZERO_JOB names the job, whose ranks
@@ -71,7 +73,7 @@ class launch_reader {
         out.size = number(each.size, 1, most);
         out.rank = number(each.rank, 0, out.size - 1);
         rank_ = out.rank;
-        out.local_rank = has(each.local) ? number(each.local, 0, most) : 0;
+        out.local_rank = local_rank(each.local, out);
       }
     }
     out.job = job();
@@ -88,6 +90,15 @@ class launch_reader {
 
  private:
   static constexpr int most = 1 << 30;
+
+  /// Where the launcher doesn't tell it, Slurm's, if it has started this process itself.
+  [[nodiscard]] int local_rank(char const* name, launch const& me) const {
+    if (!has(name) && has("SLURM_LOCALID") && has("SLURM_PROCID") &&
+        number("SLURM_PROCID", 0, most) == me.rank) {
+      name = "SLURM_LOCALID";
+    }
+    return me.size == 1 && !has(name) ? 0 : number(name, 0, most);
+  }
 
   [[nodiscard]] bool has(char const* name) const {
     char const* const found = find_(name);

@@ -16,10 +16,12 @@
 namespace zero::inline v0 {
 namespace detail {
 
-inline void* nccl_allocate(std::size_t bytes, void* /*context*/) {
+/// @throws zero::error  NCCL has no memory; says how much is free, and what NCCL says.
+inline void* nccl_allocate(std::size_t bytes, void* /*context*/ = nullptr) {
   void* memory = nullptr;
   if (ncclResult_t const code = ncclMemAlloc(&memory, bytes); code != ncclSuccess) {
-    throw error{nccl_text("ncclMemAlloc", code, nullptr, rank_of_thread)};
+    throw error{text(no_memory_text("ncclMemAlloc", bytes), ": ", nccl_reason(code, nullptr),
+                     rank_suffix())};
   }
   return memory;
 }

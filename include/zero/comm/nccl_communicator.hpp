@@ -32,11 +32,18 @@
 /// Failures: an error of CUDA or NCCL, a call past its deadline, one that differs from the peers',
 ///           a rank that leaves or dies, or an abort fails the group: NCCL is aborted on every
 ///           rank, so that streams go on, with indeterminate results; and every later call throws
-///           the first error.
+///           the first error. Ranks abort one after the other, and until then a GPU may still use a
+///           peer's memory: a process that goes on after a failure keeps the memory of its
+///           collectives until all ranks have ended.
 
 namespace zero::inline v0 {
 
 /// One rank's handle. A moved-from one can only be destroyed or assigned to.
+///
+/// Graphs:     a graph that has captured calls, and what was instantiated from it, is destroyed
+///             before the communicator: NCCL ends after it. The destructor waits 10 seconds,
+///             aborts, waits as long again, and leaves the rest to NCCL until the graph is
+///             destroyed.
 ///
 /// Ordering:   one thread at a time makes a rank's calls. `abort` may come from any thread. The
 ///             device that is current in the constructor is the rank's.
@@ -177,8 +184,8 @@ class nccl {
   void raise_if_failed() const { me_->handle.control().failure().raise_if_happened(); }
 
   /// Let NCCL know memory that collectives will use, until `end_registrations`, which is before
-  /// the memory does: as a symmetric window, too, where NCCL 2.27 runs and the memory begins at a
-  /// multiple of 4096 bytes.
+  /// the memory ends. It need not be NCCL's, and each rank may give a collective another part of
+  /// it; so it is no symmetric window.
   ///
   /// Collective: every rank, with as many bytes.
   void register_memory(void* memory, std::size_t bytes) {
@@ -192,7 +199,8 @@ class nccl {
     me_->add_registration(memory, bytes);
   }
 
-  /// End what `register_memory` began, before that memory ends.
+  /// End what `register_memory` began, before that memory ends, once the stream has run this
+  /// rank's calls (those of graphs: the caller waits for them).
   void end_registrations() noexcept { me_->end_registrations(); }
 
   /// The scratch with which a reduction over slices of `of.slice` elements goes in one part, or
@@ -277,8 +285,14 @@ class nccl {
         handle.calls.start(call, me_->options.compare_calls && size() > 1);
     try {
       std::span<std::byte> const memory = me_->memory_of(call, on);
-      detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
-      handle.calls.watch(call, sequence, since, on);
+      auto const watch = [&] { handle.calls.watch(call, sequence, since, on); };
+      try {
+        detail::nccl_transfer{handle, memory, call, me_->sources, on}.run(me_->options.mode);
+      } catch (std::exception const&) {
+        watch();  // the stream may have got a part of it
+        throw;
+      }
+      watch();
     } catch (communication_error const&) {
       throw;
     } catch (usage_error const& cause) {

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,7 +51,8 @@ class nccl_handle {
   }
   nccl_handle(nccl_handle const&) = delete;
   nccl_handle& operator=(nccl_handle const&) = delete;
-  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`.
+  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`; and no longer for
+  /// graphs that captured calls, without which NCCL's handle doesn't end: it then ends with them.
   ~nccl_handle() {
     {
       std::lock_guard const lock{waking_};
@@ -141,11 +143,36 @@ class nccl_handle {
     }
   }
 
+  /// Wait until the stream has run this rank's calls, for at most `most` beside their own
+  /// deadlines; then the group fails, and they end with NCCL's abort. Returns whether they have
+  /// ended, at last `end_time` later.
+  [[nodiscard]] bool drain(std::chrono::milliseconds most) noexcept {
+    auto since = std::chrono::steady_clock::now();
+    bool failed = control_->failure().happened();
+    while (calls.busy()) {
+      auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+          std::chrono::steady_clock::now() - since);
+      if (waited > (failed ? end_time : most) || (!failed && control_->failure().happened())) {
+        if (failed) {
+          return false;
+        }
+        fail_late(most);
+        failed = true;
+        since = std::chrono::steady_clock::now();
+      }
+      std::this_thread::sleep_for(drain_time);
+    }
+    return !calls.lost() || drain_device();
+  }
+
   nccl_calls calls;
+
+  /// How long the end may take.
+  static constexpr std::chrono::seconds end_time{10};
 
  private:
   static constexpr std::chrono::milliseconds watch_time{10};
-  static constexpr std::chrono::seconds end_time{10};
+  static constexpr std::chrono::microseconds drain_time{100};
   static constexpr std::chrono::microseconds longest_poll{1000};
 
   /// The caller holds the mutex, or is the only thread.
@@ -168,21 +195,49 @@ class nccl_handle {
 
   /// Wait until NCCL has taken the last call.
   void settle(char const* name) {
+    if (!settles(name)) {
+      fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
+                rank(), ")"));
+      control_->failure().raise();
+    }
+  }
+
+  /// Whether NCCL takes the last call before the deadline.
+  [[nodiscard]] bool settles(char const* name) {
     auto const start = std::chrono::steady_clock::now();
     std::chrono::microseconds pause{0};
     for (;;) {
       if (is_settled(name)) {
-        return;
+        return true;
       }
       if (std::chrono::steady_clock::now() - start > deadline()) {
-        fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
-                  rank(), ")"));
-      } else if (pause.count() == 0) {
+        return false;
+      }
+      if (pause.count() == 0) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(pause);
       }
       pause = std::min(longest_poll, pause * 2 + std::chrono::microseconds{5});
+    }
+  }
+
+  /// After an error of CUDA, for which the group has failed.
+  [[nodiscard]] bool drain_device() const noexcept {
+    try {
+      device_scope const current{device_};
+      return cudaDeviceSynchronize() == cudaSuccess;
+    } catch (std::exception const&) {
+      return false;
+    }
+  }
+
+  void fail_late(std::chrono::milliseconds most) noexcept {
+    try {
+      fail(text("nccl: expected the end of this rank's calls within ", most.count(),
+                " ms, actual none (rank ", rank(), ")"));
+    } catch (std::exception const&) {
+      control_->fail(rank(), "out of memory");
     }
   }
 
@@ -230,11 +285,31 @@ class nccl_handle {
     }
   }
 
-  /// Let the streams go on that wait in NCCL.
-  void abort() noexcept {
+  [[nodiscard]] ncclComm_t take() noexcept {
     std::lock_guard const lock{mutex_};
-    if (comm_ != nullptr) {
-      static_cast<void>(ncclCommAbort(std::exchange(comm_, nullptr)));
+    return std::exchange(comm_, nullptr);
+  }
+
+  /// Let the streams go on that wait in NCCL, which then waits until graphs with its calls end.
+  void abort() noexcept {
+    ncclComm_t const comm = take();
+    if (comm == nullptr) {
+      return;
+    }
+    if (!calls.captured()) {
+      static_cast<void>(ncclCommAbort(comm));
+      return;
+    }
+    try {
+      std::packaged_task<void()> task{[comm, device = device_] {
+        static_cast<void>(cudaSetDevice(device));
+        static_cast<void>(ncclCommAbort(comm));
+      }};
+      std::future<void> const ended = task.get_future();
+      std::thread{std::move(task)}.detach();
+      ended.wait_for(std::min<std::chrono::milliseconds>(deadline(), end_time));
+    } catch (std::exception const&) {  // no thread: here
+      static_cast<void>(ncclCommAbort(comm));
     }
   }
 
@@ -245,9 +320,13 @@ class nccl_handle {
       check("ncclCommFinalize", ncclCommFinalize(comm_));
     }
     deadline_ms_.store(std::min(deadline(), std::chrono::milliseconds{end_time}).count());
-    settle("ncclCommFinalize");
-    std::lock_guard const lock{mutex_};
-    static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
+    if (!calls.captured()) {
+      settle("ncclCommFinalize");
+    } else if (!settles("ncclCommFinalize")) {
+      abort();  // no failure: peers may have destroyed their graphs
+      return;
+    }
+    static_cast<void>(ncclCommDestroy(take()));
   }
 
   static constexpr std::chrono::seconds answer_time{5};

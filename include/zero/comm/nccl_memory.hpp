@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <zero/comm/nccl_arena.hpp>
 #include <zero/comm/nccl_handle.hpp>
-#include <zero/comm/nccl_options.hpp>
-#include <zero/core/error.hpp>
 #include <zero/device/cuda.hpp>
 
 #include <nccl.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -22,18 +20,15 @@ namespace zero::inline v0::detail {
 class nccl_block {
  public:
   /// @throws zero::error  there is not that much.
-  nccl_block(std::size_t bytes, bool by_nccl, int rank) : bytes_{bytes}, by_nccl_{by_nccl} {
-    if (by_nccl) {
-      if (ncclResult_t const code = ncclMemAlloc(&memory_, bytes); code != ncclSuccess) {
-        throw error{nccl_text("ncclMemAlloc", code, nullptr, rank)};
-      }
-    } else {
-      memory_ = cuda::allocate(bytes);
-    }
-  }
+  nccl_block(std::size_t bytes, bool by_nccl)
+      : bytes_{bytes}, by_nccl_{by_nccl},
+        memory_{by_nccl ? nccl_allocate(bytes) : cuda::allocate(bytes)} {}
   nccl_block(nccl_block const&) = delete;
   nccl_block& operator=(nccl_block const&) = delete;
   ~nccl_block() {
+    if (memory_ == nullptr) {
+      return;
+    }
     if (by_nccl_) {
       static_cast<void>(ncclMemFree(memory_));
     } else {
@@ -45,16 +40,20 @@ class nccl_block {
     return {static_cast<std::byte*>(memory_), bytes_};
   }
 
+  /// Leave it allocated: something may still use it.
+  void abandon() noexcept { memory_ = nullptr; }
+
  private:
   std::size_t bytes_;
   bool by_nccl_;
-  void* memory_ = nullptr;
+  void* memory_;
 };
 
 /// Memory that is registered with a communicator. It ends the registration, before the memory ends.
 class nccl_registration {
  public:
-  /// With `window`, symmetric: all ranks register as much.
+  /// With `window`, a symmetric one: all ranks register as much memory of `ncclMemAlloc`, and give
+  /// a collective the same offset in it.
   nccl_registration(nccl_handle& handle, void* memory, std::size_t bytes, bool window)
       : handle_{&handle} {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -94,14 +93,12 @@ class nccl_registration {
     }
   }
 
-  /// Whether this NCCL, of compile time and of run time, has windows for this memory.
-  [[nodiscard]] static bool has_windows(int version, void const* memory) noexcept {
+  /// Whether this NCCL, of compile time and of run time, has windows.
+  [[nodiscard]] static bool has_windows(int version) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    return version >= NCCL_VERSION(2, 27, 0) &&
-           reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT == 0;
+    return version >= NCCL_VERSION(2, 27, 0);
 #else
     static_cast<void>(version);
-    static_cast<void>(memory);
     return false;
 #endif
   }

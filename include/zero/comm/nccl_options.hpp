@@ -35,7 +35,8 @@ struct nccl_options {
   /// The same on every rank.
   std::size_t scratch_bytes = std::size_t{16} << 20U;
 
-  /// Take what wasn't lent by `ncclMemAlloc`, and register it.
+  /// Take what wasn't lent by `ncclMemAlloc`, and register it, with NCCL 2.27 as a symmetric
+  /// window, too. The same on every rank.
   bool nccl_memory = false;
 
   /// Compare what the ranks call, beside the streams: a call that differs fails at once, with what
@@ -43,7 +44,8 @@ struct nccl_options {
   bool compare_calls = true;
 
   /// How long a call may take, counted from where it is enqueued; and how long the constructor may.
-  /// Work that is captured into a graph has no deadline.
+  /// Work that is captured into a graph has no deadline; the graph is destroyed before the
+  /// communicator.
   std::chrono::milliseconds deadline = std::chrono::minutes{10};
 
   /// NCCL's id of these ranks, where they have one; the same on every rank. Without it rank 0 makes
@@ -99,12 +101,15 @@ inline constexpr std::size_t scratch_alignment = 256;
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-[[nodiscard]] inline std::string nccl_text(std::string_view call, ncclResult_t result,
-                                           ncclComm_t comm, int rank) {
+[[nodiscard]] inline std::string nccl_reason(ncclResult_t result, ncclComm_t comm) {
   char const* const last = ncclGetLastError(comm);
   std::string_view const details = last == nullptr ? "" : last;
-  return text(call, ": expected success, actual ", std::string_view{ncclGetErrorString(result)},
-              details.empty() ? "" : ": ", details, " (rank ", rank, ")");
+  return text(std::string_view{ncclGetErrorString(result)}, details.empty() ? "" : ": ", details);
+}
+
+[[nodiscard]] inline std::string nccl_text(std::string_view call, ncclResult_t result,
+                                           ncclComm_t comm, int rank) {
+  return text(call, ": expected success, actual ", nccl_reason(result, comm), " (rank ", rank, ")");
 }
 
 }  // namespace detail

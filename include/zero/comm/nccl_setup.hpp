@@ -14,6 +14,8 @@
 
 #include <nccl.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -95,17 +97,34 @@ struct nccl_vote {
 }
 
 /// One rank of a communicator. What it registers ends before the handle, and memory of its own
-/// after it.
+/// after it, when the stream has run this rank's calls: neither waits for the device by itself.
 struct nccl_rank {
   nccl_rank(std::shared_ptr<control_group> const& control, nccl_options const& with)
       : options{with}, version{nccl_version(control->rank())},
         sources(static_cast<std::size_t>(control->size())),
         handle{control, agree_on_nccl(*control, with), with.deadline} {}
-
-  void add_registration(void* memory, std::size_t bytes) {
-    register_with(registrations, memory, bytes);
+  nccl_rank(nccl_rank const&) = delete;
+  nccl_rank& operator=(nccl_rank const&) = delete;
+  ~nccl_rank() {
+    if (!handle.drain(std::min<std::chrono::milliseconds>(handle.deadline(), handle.end_time))) {
+      for (std::optional<nccl_block>* const each : {&scratch, &barrier}) {
+        if (*each) {
+          (*each)->abandon();
+        }
+      }
+    }
   }
-  void end_registrations() noexcept { registrations.clear(); }
+
+  /// Without a window: the memory may not be NCCL's, nor offsets in it the same on all ranks.
+  void add_registration(void* memory, std::size_t bytes) {
+    registrations.emplace_back(handle, memory, bytes, false);
+  }
+  void end_registrations() noexcept {
+    if (!registrations.empty()) {
+      static_cast<void>(handle.drain(std::chrono::milliseconds::max()));
+      registrations.clear();
+    }
+  }
 
   /// The memory that `call` goes through, if any: lent, or this rank's own, which the first call
   /// that needs it takes.
@@ -150,13 +169,6 @@ struct nccl_rank {
   std::vector<nccl_registration> own_registrations;
 
  private:
-  void register_with(std::vector<nccl_registration>& to, void* memory, std::size_t bytes) {
-    to.emplace_back(handle, memory, bytes, false);
-    if (nccl_registration::has_windows(version, memory)) {
-      to.emplace_back(handle, memory, bytes, true);
-    }
-  }
-
   void take(std::optional<nccl_block>& to, std::size_t bytes, operation op, cuda_stream const& on) {
     if (on.capturing()) {
       throw usage_error{text(
@@ -165,9 +177,13 @@ struct nccl_rank {
           " (rank ", handle.rank(), ")")};
     }
     device_scope const current{handle.device()};
-    to.emplace(bytes, options.nccl_memory, handle.rank());
+    to.emplace(bytes, options.nccl_memory);
     if (options.nccl_memory) {
-      register_with(own_registrations, to->span().data(), bytes);
+      void* const memory = to->span().data();
+      own_registrations.emplace_back(handle, memory, bytes, false);
+      if (nccl_registration::has_windows(version)) {
+        own_registrations.emplace_back(handle, memory, bytes, true);
+      }
     }
   }
 };

@@ -55,21 +55,48 @@ class nccl_calls {
   /// last one stands for several.
   void watch(collective const& call, std::uint64_t sequence, clock::time_point since,
              cuda_stream& on) {
+    std::lock_guard const lock{mutex_};
+    lost_ = true;
     if (on.capturing()) {
+      captured_ = true;
+      lost_ = false;
       return;
     }
-    std::lock_guard const lock{mutex_};
     std::size_t const at = count_ < slots_.size() ? count_++ : count_ - 1;
     slot& mine = slots_[(first_ + at) % slots_.size()];
     mine.what = {call, sequence, since};
     stream_ = on.native();
     on.record(mine.end);
+    lost_ = false;
   }
 
   /// Whether calls in another stream than `stream` have not ended.
   [[nodiscard]] bool busy_elsewhere(cudaStream_t stream) {
     std::lock_guard const lock{mutex_};
     return count_ != 0 && stream_ != stream && !newest().end.ready();
+  }
+
+  /// Whether the stream has not run all calls that are watched. An error that stays is its end.
+  [[nodiscard]] bool busy() {
+    relaxed_capture const relaxed;
+    std::lock_guard const lock{mutex_};
+    if (count_ == 0) {
+      return false;
+    }
+    cudaError_t const code = query(newest().end.native());
+    return code != cudaSuccess && query(newest().end.native()) == cudaErrorNotReady;
+  }
+
+  /// Whether a graph has captured calls.
+  [[nodiscard]] bool captured() {
+    std::lock_guard const lock{mutex_};
+    return captured_;
+  }
+
+  /// Whether the newest call could not be watched.
+  [[nodiscard]] bool lost() {
+    std::lock_guard const lock{mutex_};
+    return lost_;
   }
 
   /// Forget the calls that have ended; the oldest that has not.
@@ -121,6 +148,8 @@ class nccl_calls {
   std::size_t first_ = 0;
   std::size_t count_ = 0;
   cudaStream_t stream_ = nullptr;
+  bool captured_ = false;
+  bool lost_ = false;
   std::uint64_t issued_ = 0;
   std::vector<announced_call> announced_;
   std::vector<announced_call> spare_;  // of the one thread that announces

@@ -56,12 +56,7 @@ class cuda {
     }
     cudaError_t const code = cudaMalloc(&memory, bytes);
     if (code == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());
-      std::size_t free = 0;
-      std::size_t total = 0;
-      detail::check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-      throw error{detail::text("cudaMalloc: expected memory for ", bytes, " bytes, actual ", free,
-                               " free of ", total, detail::rank_suffix())};
+      throw error{detail::no_memory_text("cudaMalloc", bytes) + detail::rank_suffix()};
     }
     detail::check_cuda(code, "cudaMalloc");
     return memory;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <string_view>
 
 // Devices, errors, counting and faults.
 
@@ -43,6 +44,7 @@ struct fault {
 struct calls_state {
   std::mutex mutex;
   int device_count = 1;
+  int driver_version = CUDART_VERSION;
   bool logging = false;
   std::uint64_t calls = 0;
   std::map<std::string, std::uint64_t> counts;
@@ -80,6 +82,11 @@ void end_hiding() noexcept {
 void add_fault(std::uint64_t n, cudaError_t error, std::function<bool(char const*)> concerns) {
   hidden_lock const lock;
   state().faults.push_back({n, error, std::move(concerns)});
+}
+
+bool driver_is_old() {
+  hidden_lock const lock;
+  return state().driver_version / 1000 < CUDART_VERSION / 1000;
 }
 
 void futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value) noexcept {
@@ -122,6 +129,9 @@ cudaError_t enter(char const* function, bool needs_device) {
   if (cudaError_t const error = fail_if_told(function); error != cudaSuccess) {
     return error;
   }
+  if (driver_is_old() && !std::string_view{function}.ends_with("GetVersion")) {
+    return cudaErrorInsufficientDriver;
+  }
   if (!needs_device) {
     return cudaSuccess;
   }
@@ -158,6 +168,7 @@ void reset() {
   hidden_lock const lock;
   auto& calls = state();
   calls.device_count = 1;
+  calls.driver_version = CUDART_VERSION;
   calls.logging = false;
   calls.calls = 0;
   calls.counts.clear();
@@ -170,6 +181,11 @@ void reset() {
   detail::last_error = cudaSuccess;
   detail::reset_streams_locked();
   detail::reset_memory_locked();
+}
+
+void set_driver_version(int version) {
+  hidden_lock const lock;
+  state().driver_version = version;
 }
 
 void set_device_count(int count) {
@@ -433,7 +449,8 @@ cudaError_t cudaDriverGetVersion(int* version) {
         if (version == nullptr) {
           return cudaErrorInvalidValue;
         }
-        *version = CUDART_VERSION;
+        fake::detail::hidden_lock const lock;
+        *version = fake::detail::state().driver_version;
         return cudaSuccess;
       },
       false);

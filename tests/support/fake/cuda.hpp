@@ -33,6 +33,10 @@ void reset();
 /// How many devices there are (1 at first, 16 at most). With none, calls give cudaErrorNoDevice.
 void set_device_count(int count);
 
+/// The newest CUDA that the driver knows (the toolkit's at first). With an older major version, all
+/// calls but those for versions give cudaErrorInsufficientDriver.
+void set_driver_version(int version);
+
 /// The memory of each device (1 GiB at first).
 void set_memory(std::size_t bytes);
 

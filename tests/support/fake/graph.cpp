@@ -21,10 +21,12 @@ struct work {
 // The work in the order in which it was captured.
 struct CUgraph_st {
   std::vector<fake::detail::work const*> order;
+  std::vector<std::shared_ptr<void>> users;
 };
 
 struct CUgraphExec_st {
   std::vector<fake::detail::work const*> order;
+  std::vector<std::shared_ptr<void>> users;
 };
 
 namespace fake::detail {
@@ -154,6 +156,10 @@ cudaError_t refuse_null_stream_locked(CUstream_st const& stream) {
     }
   }
   return cudaErrorStreamCaptureImplicit;
+}
+
+void retain_in_graph_locked(CUstream_st& stream, std::shared_ptr<void> user) {
+  stream.capturing->graph->users.push_back(std::move(user));
 }
 
 cudaError_t capture_work_locked(CUstream_st& stream, std::function<void()> body, access memory) {
@@ -376,7 +382,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     if (exec == nullptr || found == state().graphs.end()) {
       return cudaErrorInvalidValue;
     }
-    auto made = std::make_unique<CUgraphExec_st>(CUgraphExec_st{found->second->order});
+    auto made = std::make_unique<CUgraphExec_st>(
+        CUgraphExec_st{found->second->order, found->second->users});
     *exec = made.get();
     state().execs.emplace(*exec, std::move(made));
     return cudaSuccess;

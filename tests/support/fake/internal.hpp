@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -208,6 +209,8 @@ cudaError_t call_on(char const* function, cudaStream_t handle, F body) noexcept 
 cudaError_t refuse_unsafe_locked();
 /// The error for a use of the null stream while a stream that waits for it captures.
 cudaError_t refuse_null_stream_locked(CUstream_st const& stream);
+/// Keep `user` until the graph that the stream captures, and what is made of it, is destroyed.
+void retain_in_graph_locked(CUstream_st& stream, std::shared_ptr<void> user);
 cudaError_t capture_work_locked(CUstream_st& stream, std::function<void()> body, access memory);
 void capture_record_locked(CUstream_st& stream, CUevent_st& event);
 /// Whether this wait is the business of a capture; its result then.
@@ -228,6 +231,9 @@ void count_graphs_locked(live_counts& counts);
 /// Device memory can be read and written from the first opening to the last closing.
 void open_device_memory();
 void close_device_memory();
+
+/// Free device memory without a wait for the device; whether it was allocated.
+bool unmap_device_memory(void* memory);
 
 void reset_memory_locked();
 void count_memory_locked(live_counts& counts);

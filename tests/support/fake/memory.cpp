@@ -254,6 +254,16 @@ void close_device_memory() {
   }
 }
 
+bool unmap_device_memory(void* memory) {
+  hidden_lock const lock;
+  auto const block = state().live.find(address(memory));
+  if (block == state().live.end()) {
+    return false;
+  }
+  free_locked(block);
+  return true;
+}
+
 void reset_memory_locked() {
   state().memory = first_memory;
   state().addresses = reserve_bytes;

@@ -109,21 +109,35 @@ struct ncclComm {
   std::string last_error;
   std::vector<fake::detail::waiting> waits;
   std::uint64_t split_calls = 0;
+  std::size_t in_flight = 0;  // calls that a stream has not ended
+  std::size_t graphs = 0;     // which captured calls, and were not destroyed
+  bool finalizing = false;
 };
 
 namespace fake::detail {
 namespace {
+
+struct window {
+  ncclComm* comm;
+  std::byte const* memory;
+  std::size_t bytes;
+  bool symmetric;
+};
+
+ncclComm* owner(ncclComm* comm) { return comm; }
+ncclComm* owner(window const& of) { return of.comm; }
 
 struct nccl_state {
   bool share = false;
   int version = NCCL_VERSION_CODE;
   std::uint64_t ids = 0;
   std::string difference;
+  std::string misuse;
   std::deque<ncclComm> comms;
   std::map<std::string, std::unique_ptr<nccl_world>> worlds;
   std::map<void*, ncclComm*> registrations;
-  std::map<void*, ncclComm*> windows;
-  std::set<void*> allocations;
+  std::map<void*, window> windows;
+  std::map<void*, std::size_t> allocations;
   std::uintptr_t handles = 0;
 };
 
@@ -191,6 +205,35 @@ bool fail_different_locked(meeting& here) {
     }
   }
   return false;
+}
+
+// Where the memory lies in a symmetric window, or -1.
+std::ptrdiff_t window_offset_locked(ncclComm const* comm, void const* memory) {
+  auto const at = reinterpret_cast<std::uintptr_t>(memory);
+  for (auto const& [handle, each] : nccl().windows) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(each.memory);
+    if (each.symmetric && each.comm == comm && at >= begin && at < begin + each.bytes) {
+      return static_cast<std::ptrdiff_t>(at - begin);
+    }
+  }
+  return -1;
+}
+
+// What peers read or write of a call has every rank's offset.
+void check_offsets_locked(meeting const& here) {
+  nccl_op const& first = *here.calls.front();
+  auto const offsets_of = [&](nccl_op const& call) {
+    bool const reads = first.what != kind::all_gather;
+    bool const writes = first.what != kind::reduce_scatter;
+    return std::pair{reads ? window_offset_locked(call.comm, call.input) : -1,
+                     writes ? window_offset_locked(call.comm, call.output) : -1};
+  };
+  for (nccl_op const* call : here.calls) {
+    if (!first.is_pair() && offsets_of(*call) != offsets_of(first) && nccl().misuse.empty()) {
+      nccl().misuse =
+          "other offsets in symmetric windows: " + describe(first) + ", " + describe(*call);
+    }
+  }
 }
 
 void move_elements(void const* from, void* to, std::size_t bytes) {
@@ -290,6 +333,7 @@ attendance arrive(nccl_op const& call) {
     if (++at.arrived != at.calls.size() || at.broken || fail_different_locked(at)) {
       return here;
     }
+    check_offsets_locked(at);
     at.running = true;
   }
   at.order.fetch_add(1, std::memory_order_acq_rel);
@@ -330,6 +374,46 @@ void run_ops(std::vector<nccl_op> const& ops) {
   }
 }
 
+void add_in_flight(std::vector<nccl_op> const& ops) {
+  hidden_lock const lock;
+  for (nccl_op const& each : ops) {
+    ++each.comm->in_flight;
+  }
+}
+
+void end_in_flight(std::vector<nccl_op> const& ops) {
+  hidden_lock const lock;
+  for (nccl_op const& each : ops) {
+    --each.comm->in_flight;
+  }
+}
+
+// Whether the stream captures, into a graph that the communicators then wait for.
+bool capture_comms(cudaStream_t stream, std::vector<nccl_op> const& ops) {
+  CUstream_st* const found = find_stream(stream);
+  hidden_lock const lock;
+  if (found == nullptr || found->capturing == nullptr) {
+    return false;
+  }
+  for (nccl_op const& each : ops) {
+    ++each.comm->graphs;
+    retain_in_graph_locked(*found, {each.comm, [](ncclComm* comm) { --comm->graphs; }});
+  }
+  return true;
+}
+
+void wait_for_graphs(ncclComm const& comm) {
+  for (;;) {
+    {
+      hidden_lock const lock;
+      if (comm.graphs == 0) {
+        return;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
+}
+
 ncclResult_t launch_group(std::vector<nccl_op> ops) {
   bool in_progress = false;
   while (!ops.empty()) {
@@ -342,9 +426,21 @@ ncclResult_t launch_group(std::vector<nccl_op> ops) {
     for (nccl_op const& each : together) {
       comms.push_back(each.comm);
     }
-    cudaError_t const error =
-        enqueue(stream, [together = std::move(together)] { run_ops(together); });
+    bool const captured = capture_comms(stream, together);
+    if (!captured) {
+      add_in_flight(together);
+    }
+    cudaError_t const error = enqueue(stream, [together, captured] {
+      if (captured) {
+        add_in_flight(together);
+      }
+      run_ops(together);
+      end_in_flight(together);
+    });
     if (error != cudaSuccess) {
+      if (!captured) {
+        end_in_flight(together);
+      }
       return refuse(nullptr, ncclUnhandledCudaError, cudaGetErrorString(error));
     }
     hidden_lock const lock;
@@ -488,12 +584,25 @@ void abort_comm(ncclComm& comm) {
   }
 }
 
-bool end_comm_locked(ncclComm* comm) {
-  if (comm == nullptr || !comm->live) {
-    return false;
-  }
-  comm->live = false;
-  return true;
+bool is_live(ncclComm const* comm) {
+  hidden_lock const lock;
+  return comm != nullptr && comm->live;
+}
+
+void end_comm(ncclComm& comm) {
+  hidden_lock const lock;
+  auto const mine = [&](auto const& each) { return owner(each.second) == &comm; };
+  std::erase_if(nccl().registrations, mine);
+  std::erase_if(nccl().windows, mine);
+  comm.live = false;
+}
+
+bool is_of_nccl_locked(void const* memory) {
+  auto const at = reinterpret_cast<std::uintptr_t>(memory);
+  return std::any_of(nccl().allocations.begin(), nccl().allocations.end(), [&](auto const& each) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(each.first);
+    return at >= begin && at < begin + each.second;
+  });
 }
 
 void* new_handle_locked() { return reinterpret_cast<void*>(++nccl().handles << 4U); }
@@ -514,12 +623,16 @@ bool is_blocking(ncclConfig_t const* config) {
   return config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking != 0;
 }
 
-ncclResult_t deregister(char const* function, std::map<void*, ncclComm*>& from, ncclComm* comm,
+template <class Owned>
+ncclResult_t deregister(char const* function, std::map<void*, Owned>& from, ncclComm* comm,
                         void* handle) {
   ncclResult_t const told = enter_nccl(function);
   hidden_lock const lock;
+  if (comm != nullptr && comm->in_flight != 0 && nccl().misuse.empty()) {
+    nccl().misuse = std::string{function} + " during a call of rank " + std::to_string(comm->rank);
+  }
   auto const found = from.find(handle);
-  if (comm == nullptr || !comm->live || found == from.end() || found->second != comm) {
+  if (comm == nullptr || !comm->live || found == from.end() || owner(found->second) != comm) {
     return refuse(nullptr, ncclInvalidArgument, "no such handle");
   }
   from.erase(found);
@@ -539,6 +652,7 @@ void reset_nccl() {
   nccl().share = false;
   nccl().version = NCCL_VERSION_CODE;
   nccl().difference.clear();
+  nccl().misuse.clear();
 }
 
 void allow_shared_device(bool allow) {
@@ -570,6 +684,11 @@ void fail_communicator(ncclComm_t comm, ncclResult_t error) {
 std::string nccl_difference() {
   hidden_lock const lock;
   return nccl().difference;
+}
+
+std::string nccl_misuse() {
+  hidden_lock const lock;
+  return nccl().misuse;
 }
 
 std::size_t live_communicators() {
@@ -702,6 +821,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (ncclResult_t const error = check_ready_locked(comm); error != ncclSuccess) {
       return error;
     }
+    comm->finalizing = true;
     if (!comm->blocking) {
       comm->polls_in_progress = 1;
       return ncclInProgress;
@@ -712,22 +832,22 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   ncclResult_t const told = enter_nccl("ncclCommDestroy");
-  hidden_lock const lock;
-  return end_comm_locked(comm) ? told : refuse(nullptr, ncclInvalidArgument, "no communicator");
+  if (!is_live(comm)) {
+    return refuse(nullptr, ncclInvalidArgument, "no communicator");
+  }
+  wait_for_graphs(*comm);
+  end_comm(*comm);
+  return told;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   ncclResult_t const told = enter_nccl("ncclCommAbort");
-  {
-    hidden_lock const lock;
-    if (!end_comm_locked(comm)) {
-      return refuse(nullptr, ncclInvalidArgument, "no communicator");
-    }
-    auto const mine = [&](auto const& each) { return each.second == comm; };
-    std::erase_if(nccl().registrations, mine);
-    std::erase_if(nccl().windows, mine);
+  if (!is_live(comm)) {
+    return refuse(nullptr, ncclInvalidArgument, "no communicator");
   }
   abort_comm(*comm);
+  wait_for_graphs(*comm);
+  end_comm(*comm);
   return told;
 }
 
@@ -736,6 +856,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (comm->failure != ncclSuccess) {
       *error = comm->failure;
     } else if (!comm->complete) {
+      *error = ncclInProgress;
+    } else if (comm->finalizing && comm->graphs != 0) {
       *error = ncclInProgress;
     } else if (comm->polls_in_progress > 0) {
       --comm->polls_in_progress;
@@ -857,7 +979,7 @@ ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
     return refuse(nullptr, ncclUnhandledCudaError, "cudaMalloc failed");
   }
   hidden_lock const lock;
-  nccl().allocations.insert(*memory);
+  nccl().allocations.emplace(*memory, bytes);
   return ncclSuccess;
 }
 
@@ -869,7 +991,7 @@ ncclResult_t ncclMemFree(void* memory) {
       return refuse(nullptr, ncclInvalidArgument, "not of ncclMemAlloc");
     }
   }
-  static_cast<void>(cudaFree(memory));
+  unmap_device_memory(memory);
   return told;
 }
 
@@ -889,14 +1011,19 @@ ncclResult_t ncclCommDeregister(ncclComm_t const comm, void* handle) {
 }
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t bytes,
-                                    ncclWindow_t* window, int) {
+                                    ncclWindow_t* window, int flags) {
   return nccl_query("ncclCommWindowRegister", comm, [&] {
     if (memory == nullptr || bytes == 0 ||
         reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
       return refuse(comm, ncclInvalidArgument, "memory that isn't aligned for a window");
     }
+    if (!is_of_nccl_locked(memory)) {  // it has no handle that peers could map
+      return refuse(comm, ncclUnhandledCudaError, "memory that isn't ncclMemAlloc's");
+    }
     void* const handle = new_handle_locked();
-    nccl().windows.emplace(handle, comm);
+    nccl().windows.emplace(handle,
+                           fake::detail::window{comm, static_cast<std::byte const*>(memory), bytes,
+                                                (flags & NCCL_WIN_COLL_SYMMETRIC) != 0});
     *window = static_cast<ncclWindow_t>(handle);
     return ncclSuccess;
   });

@@ -14,6 +14,11 @@
 /// ring's: each hop is rounded to the type on the wire. Calls that differ over ranks stay where
 /// they are, as with NCCL, but give all ranks an asynchronous error.
 ///
+/// While a graph with a communicator's calls lives, ncclCommFinalize of it stays in progress, and
+/// ncclCommAbort, ncclCommDestroy wait, as NCCL.
+///
+/// ncclMemFree waits for nothing, as where NCCL maps memory itself.
+///
 /// `fake::fail_call` of the fake CUDA fails calls of NCCL, too: cudaErrorMemoryAllocation becomes
 /// ncclUnhandledCudaError, another error ncclSystemError.
 ///
@@ -37,6 +42,11 @@ void fail_communicator(ncclComm_t comm, ncclResult_t error);
 
 /// How the calls of a collective differed first; empty if none has.
 std::string nccl_difference();
+
+/// What was done that NCCL doesn't allow and doesn't notice; empty if nothing was: a registration
+/// that ended while a call of its communicator was in flight; offsets in symmetric windows that
+/// differ between ranks in a collective (but for the slices of one in place).
+std::string nccl_misuse();
 
 /// What was created and not destroyed.
 std::size_t live_communicators();
