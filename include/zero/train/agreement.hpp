@@ -22,8 +22,8 @@
 
 namespace zero::inline v0::detail {
 
-/// Let every rank throw what any rank failed with in `operation`. `failure` is empty where this rank
-/// has none.
+/// Let every rank throw what any rank failed with in `operation`. `failure` is empty where this
+/// rank has none.
 ///
 /// Collective: every rank calls it.
 /// @throws zero::usage_error  the message of the first rank that has one.
