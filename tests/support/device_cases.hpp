@@ -7,6 +7,7 @@
 #include <support/failures.hpp>
 #include <zero/comm/concept.hpp>
 #include <zero/core/float16.hpp>
+#include <zero/device/cuda.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/sgd.hpp>
 
@@ -342,6 +343,8 @@ void check_destruction_in_flight(Communicator& comm) {
                                 zero::reduce_per_microbatch{},
                                 {.stream = stream.native()}};
       stream.synchronize();
+      std::vector<std::byte> all(static_cast<std::size_t>(comm.size()));
+      comm.exchange(std::array{std::byte{1}}, all);  // a rank that frees waits for the device
       sleep_in(stream, std::chrono::milliseconds{150});
       engine.step(model, {}, comm.rank(), 0);
       CHECK_MESSAGE(cudaStreamQuery(stream.native()) == cudaErrorNotReady, name);

@@ -4,6 +4,7 @@
 #include <fake/cuda.hpp>
 #include <support/device_engine.hpp>
 #include <zero/comm/concept.hpp>
+#include <zero/device/cuda.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include <array>
