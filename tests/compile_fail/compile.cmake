@@ -1,10 +1,10 @@
 # Compile SOURCE with SECTION defined, and check that the compiler fails and says EXPECTED; with no
-# SECTION, check that it compiles.
+# SECTION, check that it compiles. OPTIONS are further ones of the compiler.
 set(define "")
 if(SECTION)
   set(define "-D${SECTION}")
 endif()
-execute_process(COMMAND "${COMPILER}" -std=c++20 -fsyntax-only "-I${INCLUDE}" ${define} "${SOURCE}"
+execute_process(COMMAND "${COMPILER}" -std=c++20 -fsyntax-only "-I${INCLUDE}" ${OPTIONS} ${define} "${SOURCE}"
                 RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 
 if(NOT SECTION)

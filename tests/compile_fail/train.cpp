@@ -77,10 +77,14 @@ int main() {
   // expect: this stage shards gradients: the gradient tensor must give up its storage. Add
   zero::sharded_model model{comm, units(zero::parameter("w", fixed, fixed_gradient)),
                             zero::stage2{}, optimizer, policy};
-#elif defined(TENSOR_ON_ANOTHER_DEVICE)
-  // expect: the tensor's elements are on another device than the communicator's
+#elif defined(VALUE_ON_ANOTHER_DEVICE)
+  // expect: the value tensor's elements are on another device than the communicator's: give its
   zero::sharded_model model{comm, units(zero::parameter("w", far)), zero::stage0{}, optimizer,
                             policy};
+#elif defined(GRADIENT_ON_ANOTHER_DEVICE)
+  // expect: the gradient tensor's elements are on another device than the communicator's: give its
+  zero::sharded_model model{comm, units(zero::parameter("w", value, far)), zero::stage0{},
+                            optimizer, policy};
 #elif defined(TENSOR_THAT_IS_NOT_CONTIGUOUS)
   // expect: zero doesn't know this tensor: specialize zero::tensor_traits for it
   zero::sharded_model model{comm, units(zero::parameter("w", strided)), zero::stage0{}, optimizer,

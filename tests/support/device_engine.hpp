@@ -140,33 +140,40 @@ class device_engine {
   }
 
   template <class Model>
-  void step(Model& model, run_settings const& run, int rank, std::size_t step) {
+  auto step(Model& model, run_settings const& run, int rank, std::size_t step) {
     for (std::size_t m = 0; m < run.microbatches; ++m) {
-      auto micro = model.microbatch(m, run.microbatches);
-      for (std::size_t u = 0; u < units_.size(); ++u) {
-        auto const lease = micro.forward(u);
-      }
-      float const constant = static_cast<float>(rank + 1) * 0.25F + static_cast<float>(m) -
-                             static_cast<float>(step % 3);
-      for (std::size_t u = units_.size(); u-- > 0;) {
-        if (run.by_parameter) {
-          auto const lease = micro.backward(u, zero::by_parameter);
-          for (std::size_t p = units_[u].size(); p-- > 0;) {
-            std::size_t const id = model.find(name(u, p));
-            auto const place = micro.gradient(id);
-            launch(u, p, place.span.template as<T>(), constant, place.accumulate);
-            micro.gradient_ready(id);
-          }
-        } else {
-          auto const lease = micro.backward(u);
-          for (std::size_t p = 0; p < units_[u].size(); ++p) {
-            std::size_t const id = model.find(name(u, p));
-            launch(u, p, lease.template gradient<T>(id), constant, lease.accumulate(id));
-          }
+      this->microbatch(model, run, m, rank, step);
+    }
+    return model.step();
+  }
+
+  /// Micro-batch `m` of a step.
+  template <class Model>
+  void microbatch(Model& model, run_settings const& run, std::size_t m, int rank,
+                  std::size_t step) {
+    auto micro = model.microbatch(m, run.microbatches);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      auto const lease = micro.forward(u);
+    }
+    float const constant =
+        static_cast<float>(rank + 1) * 0.25F + static_cast<float>(m) - static_cast<float>(step % 3);
+    for (std::size_t u = units_.size(); u-- > 0;) {
+      if (run.by_parameter) {
+        auto const lease = micro.backward(u, zero::by_parameter);
+        for (std::size_t p = units_[u].size(); p-- > 0;) {
+          std::size_t const id = model.find(name(u, p));
+          auto const place = micro.gradient(id);
+          launch(u, p, place.span.template as<T>(), constant, place.accumulate);
+          micro.gradient_ready(id);
+        }
+      } else {
+        auto const lease = micro.backward(u);
+        for (std::size_t p = 0; p < units_[u].size(); ++p) {
+          std::size_t const id = model.find(name(u, p));
+          launch(u, p, lease.template gradient<T>(id), constant, lease.accumulate(id));
         }
       }
     }
-    model.step();
   }
 
   /// Every value, in order, read under leases.

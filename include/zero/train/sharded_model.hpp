@@ -32,16 +32,27 @@ template <class Units>
 using declared_type =
     std::remove_cvref_t<decltype(*std::begin(*std::begin(std::declval<Units const&>())))>;
 
+/// Whether a parameter's tensor, if it has that one, is where the communicator works.
+template <class Tensor, class Device>
+inline constexpr bool is_on_device = std::is_same_v<typename tensor_traits<Tensor>::device, Device>;
+template <class Device>
+inline constexpr bool is_on_device<no_tensor, Device> = true;
+
 /// What the compiler can check of a stage that is written as a type.
 template <class Device, class Stage, class Parameter>
 constexpr void check_tensors() {
   if constexpr (requires { typename Parameter::value_tensor; }) {
     using value = typename Parameter::value_tensor;
     using gradient = typename Parameter::gradient_tensor;
-    if constexpr (!std::is_same_v<value, no_tensor>) {
-      static_assert(std::is_same_v<typename tensor_traits<value>::device, Device>,
-                    "the tensor's elements are on another device than the communicator's");
-    }
+    static_assert(
+        is_on_device<value, Device>,
+        "the value tensor's elements are on another device than the communicator's: give "
+        "its zero::tensor_traits `using device = zero::cuda;` and device pointers, or use "
+        "a communicator of that device");
+    static_assert(is_on_device<gradient, Device>,
+                  "the gradient tensor's elements are on another device than the communicator's: "
+                  "give its zero::tensor_traits `using device = zero::cuda;` and device pointers, "
+                  "or use a communicator of that device");
     if constexpr (!std::is_same_v<Stage, stage>) {
       static_assert(
           Stage::placed.parameters == placement::replicated || value_can_be_sharded<value>,

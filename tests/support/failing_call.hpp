@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <doctest/doctest.h>
+#include <fake/cuda.hpp>
+#include <support/watchdog.hpp>
+#include <zero/device/cuda_error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+/// @file
+/// A call of the CUDA runtime or of NCCL that fails, each in turn, in the lives of two ranks: which
+/// of them the ranks must throw about.
+
+namespace test {
+
+/// What each rank's life threw; empty where it threw nothing.
+using messages = std::array<std::string, 2>;
+
+/// A rank's calls of a function. Rank -1 are threads before they know their rank, and the threads
+/// that watch a rank's handles of NCCL.
+using call_place = std::pair<int, std::string>;
+
+/// This rank's life is over, but for destructors: they can't throw.
+inline thread_local bool only_destructors_left = false;
+
+/// The end of a life: both ranks come here, unless one throws.
+template <class Communicator>
+void part(Communicator& comm) {
+  std::array<std::byte, 2> all{};
+  comm.exchange(std::array{std::byte{1}}, all);
+  only_destructors_left = true;
+}
+
+/// Run `body(comm)` on two ranks, by `run(on_rank)`, and catch what they throw.
+template <class Run, class Body>
+[[nodiscard]] messages messages_of(Run const& run, Body const& body) {
+  messages out;
+  try {
+    run([&](auto& comm) {
+      try {
+        body(comm);
+      } catch (std::exception const& failure) {
+        out[static_cast<std::size_t>(comm.rank())] = failure.what();
+        throw;
+      }
+    });
+  } catch (std::exception const& failure) {
+    for (std::string& each : out) {
+      each = each.empty() ? failure.what() : each;  // before the ranks began
+    }
+  }
+  return out;
+}
+
+/// Counts what is called, and fails one call.
+class failing_call {
+ public:
+  /// Only counts.
+  failing_call() : failing_call{{}, 0} {}
+  /// Call `number` of `failing` fails.
+  failing_call(call_place failing, std::uint64_t number)
+      : failing_{std::move(failing)}, number_{number} {
+    fake::protect_device_memory(false);  // for speed
+    fake::fail_call(1, cudaErrorUnknown, [this](char const* function) {
+      observe(function);
+      return false;  // it hears of every call
+    });
+    fake::fail_call(1, cudaErrorUnknown,
+                    [this](char const* /*function*/) { return std::exchange(now_, false); });
+  }
+  failing_call(failing_call const&) = delete;
+  failing_call& operator=(failing_call const&) = delete;
+  ~failing_call() { fake::reset(); }
+
+  [[nodiscard]] std::map<call_place, std::uint64_t> counts() {
+    std::lock_guard const lock{mutex_};
+    return counts_;
+  }
+  /// The call was made: how often one is repeated until it succeeds varies.
+  [[nodiscard]] bool happened() { return counts()[failing_] >= number_; }
+
+  /// Whether ranks may go on as if nothing had happened.
+  [[nodiscard]] bool may_be_quiet() {
+    // What ends something frees it in spite of an error, which a destructor can't throw.
+    static constexpr std::array<std::string_view, 8> ends{
+        "cudaFree",        "cudaFreeHost", "cudaStreamDestroy",  "cudaEventDestroy",
+        "ncclCommDestroy", "ncclMemFree",  "ncclCommDeregister", "ncclCommWindowDeregister"};
+    // An event that can't be asked for isn't done, and is asked for again, in whatever capture mode
+    // the thread is: that matters to captures only.
+    static constexpr std::array<std::string_view, 2> asks{"cudaEventQuery",
+                                                          "cudaThreadExchangeStreamCaptureMode"};
+    std::lock_guard const lock{mutex_};
+    auto const is_in = [this](auto const& names) {
+      return std::find(names.begin(), names.end(), failing_.second) != names.end();
+    };
+    // A stream's destructor waits for it, and destroys it next.
+    bool const in_stream_destructor =
+        failing_.second == "cudaStreamSynchronize" && next_ == "cudaStreamDestroy";
+    return is_in(ends) || is_in(asks) || in_stream_destructor || in_destructors_;
+  }
+
+ private:
+  void observe(char const* function) {
+    thread_local bool watches = false;  // NCCL's handle; such a thread begins without a rank
+    std::string_view const name{function};
+    std::lock_guard const lock{mutex_};
+    watches = watches ||
+              (zero::detail::rank_of_thread < 0 && name == "cudaThreadExchangeStreamCaptureMode");
+    if (caller_ == std::this_thread::get_id() && next_.empty()) {
+      next_ = function;
+    }
+    call_place const here{watches ? -1 : zero::detail::rank_of_thread, function};
+    if (++counts_[here] == number_ && here == failing_) {
+      now_ = true;
+      caller_ = std::this_thread::get_id();
+      in_destructors_ = only_destructors_left;
+    }
+  }
+
+  std::mutex mutex_;
+  call_place failing_;
+  std::uint64_t number_ = 0;
+  std::map<call_place, std::uint64_t> counts_;
+  bool now_ = false;             // this call fails
+  std::thread::id caller_;       // of the failed call
+  std::string next_;             // what it called next
+  bool in_destructors_ = false;  // it was made at the end of the rank's life
+};
+
+/// Every call of the lives that `live()` is fails, one in each life: of each place every
+/// `stride`-th, from the first on. `is_quiet(place)` are further ones that ranks need not throw
+/// about. Returns how many calls failed that every rank had to throw about.
+template <class Live, class Quiet>
+std::uint64_t fail_each_call(std::string const& title, std::uint64_t stride, Live const& live,
+                             Quiet const& is_quiet) {
+  std::map<call_place, std::uint64_t> all;
+  {
+    failing_call noted;
+    messages const thrown = live();
+    CHECK_MESSAGE((thrown[0] + thrown[1]).empty(), title, ": ", thrown[0], " | ", thrown[1]);
+    all = noted.counts();
+  }
+  std::uint64_t loud = 0;
+  for (auto const& [where, count] : all) {
+    for (std::uint64_t n = 1; n <= count; n += stride) {
+      watchdog const limit{std::chrono::seconds{60}};
+      messages thrown;
+      bool must_throw = false;
+      {
+        failing_call one{where, n};
+        thrown = live();
+        must_throw = one.happened() && !one.may_be_quiet() && !is_quiet(where);
+      }
+      std::string const about = title + ": " + where.second + " #" + std::to_string(n) +
+                                " of rank " + std::to_string(where.first) + ": " + thrown[0] +
+                                " | " + thrown[1];
+      CHECK_MESSAGE(thrown[0].empty() == thrown[1].empty(), about);
+      CHECK_MESSAGE((!must_throw || !thrown[0].empty()), about);
+      CHECK_MESSAGE((!must_throw || thrown[0].find(where.second) != std::string::npos ||
+                     thrown[1].find(where.second) != std::string::npos),
+                    about);
+      CHECK_MESSAGE(fake::live() == fake::live_counts{}, about);
+      loud += must_throw ? 1 : 0;
+    }
+  }
+  return loud;
+}
+
+}  // namespace test
