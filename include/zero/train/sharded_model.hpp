@@ -210,7 +210,8 @@ class sharded_model {
   ///
   /// A capture begins with nothing in flight (after `wait` and a synchronization of the stream),
   /// ends after `wait`, and fixes who had gradients and how many micro-batches there are; what it
-  /// can't hold, such as a read of a result, throws. Peers are not checked.
+  /// can't hold, such as a read of a result, throws. Peers are not checked. Graphs are destroyed
+  /// before the model.
   void replayed(std::uint64_t n) {
     note_capture();
     model_->replayed();
