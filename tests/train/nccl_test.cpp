@@ -89,11 +89,11 @@ TEST_CASE("so have bfloat16 parameters with master weights") {
       zero::sgd{.learning_rate = 0.01, .momentum = 0.9}, {.steps = 3});
 }
 
-// By arithmetic. |value| <= 3.5 at the start; |gradient| <= |value| / 2 + 2 + 1.875 < 6, so that ten
-// steps of 0.01 move a value by at most 0.6, to 4.1. u is the unit roundoff.
+// By arithmetic. |value| <= 3.5 at the start; |gradient| <= |value| / 2 + 2 + 1.875 < 6, so that
+// ten steps of 0.01 move a value by at most 0.6, to 4.1. u is the unit roundoff.
 TEST_CASE("in fast mode parameters after ten steps are the host's, but for roundings of the wire") {
-  // float32, u = 2^-24. The mean over 4 ranks of the sum over 2 micro-batches is at most 12. NCCL and
-  // the host each round three additions and a scale: (3 + 1) * 12 u, together 96 u, over 2
+  // float32, u = 2^-24. The mean over 4 ranks of the sum over 2 micro-batches is at most 12. NCCL
+  // and the host each round three additions and a scale: (3 + 1) * 12 u, together 96 u, over 2
   // micro-batches 48 u, in a value 0.48 u. Each side rounds the value, 4.1 u, its step, 0.06 u, and
   // what the gradient is computed of, 4 * 12 u * 0.01: together less than 9.8 u. Ten steps, whose
   // gradients repeat half of the distance (1.005^10): 98 u * 1.06 < 104 u.
@@ -101,9 +101,9 @@ TEST_CASE("in fast mode parameters after ten steps are the host's, but for round
   check<float>(zero::nccl_mode::fast, {.absolute = 104 * single}, {.bucket_bytes = 0},
                zero::sgd{.learning_rate = 0.01}, {});
   // bfloat16 parameters with master weights, u = 2^-8. NCCL rounds three additions: 3 * 12 u. Each
-  // side's parameters round, 4.1 u, of which a gradient has half, and it rounds, 6 u, twice, and its
-  // sum, 12 u: together 2 * (4.1 + 2 * 6 + 12) u. 92.2 u over 2 micro-batches, times 0.01: less than
-  // 0.47 u in a master weight, and in ten steps 4.7 u * 1.06 < 5 u. Then both round once more.
+  // side's parameters round, 4.1 u, of which a gradient has half; it rounds, 6 u, twice, and its
+  // sum, 12 u: together 2 * (4.1 + 2 * 6 + 12) u. 92.2 u over 2 micro-batches, times 0.01: less
+  // than 0.47 u in a master weight, in ten steps 4.7 u * 1.06 < 5 u. Then both round once more.
   constexpr double brief = 0x1p-8;
   check<zero::bfloat16>(zero::nccl_mode::fast, {.absolute = 5 * brief, .relative = 2.1 * brief},
                         {.bucket_bytes = 0, .precision = zero::bf16},
