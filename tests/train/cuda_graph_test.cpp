@@ -131,11 +131,8 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
 }
 
 #if defined(ZERO_FAKE_CUDA)
-TEST_CASE("a capture that begins with work in flight is refused in stages 0 to 2") {
+TEST_CASE("a capture that begins with work in flight, or in a window, is refused") {
   for (auto const& [name, stage] : test::every_stage()) {
-    if (stage.shards_parameters()) {
-      continue;  // no event of the last step is waited for there
-    }
     solo comm;
     solo_rank rank{comm, {"", stage, zero::local_accumulate{}, {}}};
     fake::delay_all(std::chrono::milliseconds{5});
@@ -150,6 +147,24 @@ TEST_CASE("a capture that begins with work in flight is refused in stages 0 to 2
         actual.find("expected nothing in flight where a capture begins") != std::string::npos, name,
         ": ", actual);
     fake::delay_all(std::chrono::microseconds{0});
+  }
+  for (auto const& [name, stage] : test::every_stage()) {
+    solo comm;
+    solo_rank rank{comm, {"", stage, zero::local_accumulate{}, {}}};
+    {
+      auto micro = rank.model.microbatch(0, 2);
+      for (std::size_t u = test::device_units().size(); u-- > 0;) {
+        auto const lease = micro.backward(u);
+      }
+    }
+    rank.stream.synchronize();
+    CHECK_MESSAGE(test::message_of<zero::error>([&] {
+                    test::graph{rank.stream.native(),
+                                [&] { auto const micro = rank.model.microbatch(1, 2); }};
+                  }) ==
+                      "capture: expected to begin before a window's first micro-batch, actual "
+                      "after 1 of 2 (rank 0)",
+                  name);
   }
 }
 #endif

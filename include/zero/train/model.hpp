@@ -290,6 +290,22 @@ class model {
 
   [[nodiscard]] bool capturing() const { return engine_.capturing(); }
 
+  /// The engine's stream began to record a graph, which must be one of whole steps.
+  void begin_capture() {
+    guarded([&] {
+      loop_.check_idle("capture");
+      if (loop_.ran() != 0) {
+        throw usage_error{text("capture: expected to begin before a window's first micro-batch, ",
+                               "actual after ", loop_.ran(), " of ", loop_.announced(), here())};
+      }
+      if (!update_.done()) {
+        throw usage_error{
+            text("capture: expected nothing in flight where a capture begins, actual ", "a step",
+                 here(), "; synchronize first")};
+      }
+    });
+  }
+
   [[nodiscard]] step_outcome outcome() {
     return guarded([&] { return update_.outcome(); });
   }

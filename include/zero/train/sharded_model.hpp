@@ -336,6 +336,9 @@ class sharded_model {
     if (now == capturing_) {
       return;
     }
+    if (now) {
+      model_->begin_capture();
+    }
     capturing_ = now;
     traffic_bytes const all = enqueued();
     for (std::size_t i = 0; i < traffic_count; ++i) {

@@ -142,6 +142,12 @@ class update {
     return (device::has_host_memory ? finished_.ready() : done()) && found().updating != 0;
   }
 
+  /// Whether the last step is done; asked of the device until it is.
+  [[nodiscard]] bool done() const noexcept {
+    done_ = done_ || (recorded_ && finished_.ready());
+    return done_;
+  }
+
   /// Where the stream runs no host code: whether a failure now may be one of an update.
   [[nodiscard]] bool in_flight() const noexcept { return !device::has_host_memory && !done_; }
 
@@ -173,12 +179,6 @@ class update {
   }
 
  private:
-  /// Whether the last step is done; asked of the device until it is.
-  [[nodiscard]] bool done() const noexcept {
-    done_ = done_ || (recorded_ && finished_.ready());
-    return done_;
-  }
-
   struct give_back {
     void operator()(step_report* report) const noexcept {
       device::deallocate_host(report, sizeof *report);
