@@ -130,17 +130,17 @@ inline constexpr std::uint64_t reports = 2;
   return 2 * (3 * 2 + (ranks == 2 ? 1U : 0U));
 }
 
-/// Records: what the engine wrote before a reduction, and the slot that is free after it; the
-/// units' updates, and the last one's end. In stage 3, with each gather, what the engine has read
-/// before, and its end.
+/// Records: what the engine wrote before a reduction, and the slot that is free after it; what it
+/// did before the update, the units' updates, and the last one's end. In stage 3, with each gather,
+/// what the engine has read before, and its end.
 [[nodiscard]] constexpr std::uint64_t records_in(std::size_t stage) {
-  return 2 * reductions + 4 + 1 + (stage == 3 ? 2 * gathers[3] : 0);
+  return 2 * reductions + 1 + 4 + 1 + (stage == 3 ? 2 * gathers[3] : 0);
 }
 
 /// Waits: of a reduction for the engine, of the engine for a slot; of each of 16 leases for its
-/// unit; in stage 3 of each gather for the engine.
+/// unit; of the update for the engine; in stage 3 of each gather for the engine.
 [[nodiscard]] constexpr std::uint64_t waits_in(std::size_t stage) {
-  return 2 * reductions + 16 + (stage == 3 ? gathers[3] : 0);
+  return 2 * reductions + 16 + 1 + (stage == 3 ? gathers[3] : 0);
 }
 
 }  // namespace test
