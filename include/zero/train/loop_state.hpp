@@ -30,9 +30,9 @@ class loop_state {
  public:
   static constexpr std::size_t any_number = std::numeric_limits<std::size_t>::max();
 
-  /// `of` outlives it. At most `live_units` units may be leased at once.
-  loop_state(layout const& of, int rank, std::size_t live_units)
-      : of_{&of}, rank_{rank}, live_units_{live_units}, units_(of.units().size()),
+  /// `of` outlives it. At most `most_live` units may be leased at once.
+  loop_state(layout const& of, int rank, std::size_t most_live)
+      : of_{&of}, rank_{rank}, most_live_{most_live}, units_(of.units().size()),
         writer_(of.parameters().size(), layout::none) {}
 
   // --- micro-batches and windows -----------------------------------------------------------------
@@ -123,10 +123,8 @@ class loop_state {
       throw usage_error{
           text("lease: expected a unit below ", units_.size(), ", actual ", unit, here())};
     }
-    auto const live = static_cast<std::size_t>(std::count_if(
-        units_.begin(), units_.end(), [](unit_state const& u) { return u.live != 0; }));
-    if (units_[unit].live == 0 && live >= live_units_) {
-      throw usage_error{text("lease of unit ", unit, ": expected at most ", live_units_,
+    if (units_[unit].live == 0 && live_ >= most_live_ && live_units() >= most_live_) {
+      throw usage_error{text("lease of unit ", unit, ": expected at most ", most_live_,
                              " live units (max_live_units), actual also ", open_units(), here())};
     }
     if (kind == lease_kind::backward) {
@@ -240,6 +238,11 @@ class loop_state {
 
   [[nodiscard]] std::string here() const { return text(" (rank ", rank_, ")"); }
 
+  [[nodiscard]] std::size_t live_units() const noexcept {
+    return static_cast<std::size_t>(std::count_if(units_.begin(), units_.end(),
+                                                  [](unit_state const& u) { return u.live != 0; }));
+  }
+
   [[nodiscard]] std::string open_units() const {
     std::string out = "units";
     for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -267,7 +270,7 @@ class loop_state {
 
   layout const* of_;
   int rank_;
-  std::size_t live_units_;
+  std::size_t most_live_;
   std::vector<unit_state> units_;
   std::vector<std::size_t> writer_;  // the unit whose open backward lease includes the parameter
   pass pass_ = pass::none;
