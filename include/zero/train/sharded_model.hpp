@@ -298,9 +298,6 @@ class sharded_model {
       auto const arena = model_->bound().memory();
       if (registers && !arena.empty()) {
         comm_.inner().register_memory(arena.data(), arena.size());
-        if (reductions_) {
-          reductions_->inner().register_memory(arena.data(), arena.size());
-        }
       }
     }
   }
@@ -312,9 +309,6 @@ class sharded_model {
     }
     if constexpr (requires { comm_.inner().end_registrations(); }) {
       comm_.inner().end_registrations();
-      if (reductions_) {
-        reductions_->inner().end_registrations();
-      }
     }
   }
 
