@@ -11,42 +11,29 @@
 
 namespace my {
 
-struct host_tensor {
-  std::span<float> elements;
-};
-
-struct device_tensor {
+template <class Device>
+struct tensor {
   std::span<float> elements;
 };
 
 }  // namespace my
 
-template <>
-struct zero::tensor_traits<my::host_tensor> {
+template <class Device>
+struct zero::tensor_traits<my::tensor<Device>> {
   using value_type = float;
-  using device = zero::host;
-  static std::span<float> elements(my::host_tensor& tensor) { return tensor.elements; }
-  static void rebind(my::host_tensor& tensor, std::span<float> storage) {
-    tensor.elements = storage;
-  }
-};
-
-template <>
-struct zero::tensor_traits<my::device_tensor> {
-  using value_type = float;
-  using device = zero::cuda;
-  static std::span<float> elements(my::device_tensor& tensor) { return tensor.elements; }
-  static void rebind(my::device_tensor& tensor, std::span<float> storage) {
+  using device = Device;
+  static std::span<float> elements(my::tensor<Device>& tensor) { return tensor.elements; }
+  static void rebind(my::tensor<Device>& tensor, std::span<float> storage) {
     tensor.elements = storage;
   }
 };
 
 int main() {
   zero::basic_solo<zero::cuda> comm;
-  my::host_tensor host_value;
-  my::host_tensor host_gradient;
-  my::device_tensor value;
-  my::device_tensor gradient;
+  my::tensor<zero::host> host_value;
+  my::tensor<zero::host> host_gradient;
+  my::tensor<zero::cuda> value;
+  my::tensor<zero::cuda> gradient;
   auto const units = [](auto parameter) {
     return std::vector<std::vector<decltype(parameter)>>{{std::move(parameter)}};
   };

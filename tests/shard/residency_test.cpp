@@ -87,16 +87,14 @@ class bench {
 
   void compute(std::size_t unit) {
     log.note("compute " + std::to_string(unit));
-    for (auto const* list : {&of.units()[unit].parameters, &of.units()[unit].tied}) {
-      for (std::size_t const id : *list) {
-        auto const* const values = reinterpret_cast<float const*>(address(id));
-        bool right = true;
-        for (std::size_t i = 0; i < of.parameters()[id].spec.size; ++i) {
-          right = right && values[i] == expected(id, i);
-        }
-        CHECK(right);
+    of.for_each_used(unit, [&](std::size_t id) {
+      auto const* const values = reinterpret_cast<float const*>(address(id));
+      bool right = true;
+      for (std::size_t i = 0; i < of.parameters()[id].spec.size; ++i) {
+        right = right && values[i] == expected(id, i);
       }
-    }
+      CHECK(right);
+    });
   }
 
   void close(std::size_t unit) {
