@@ -31,7 +31,7 @@ struct variant {
 
 /// In the order in which differences are looked for.
 std::vector<variant> variants() {
-  std::vector<variant> out(7, {usual, {}});
+  std::vector<variant> out(8, {usual, {}});
   out[0].call.op = operation::all_gather;
   out[0].difference = "expected reduce_scatter as on rank 1, actual all_gather (rank 2)";
   out[1].call.count = 9;
@@ -46,6 +46,9 @@ std::vector<variant> variants() {
   out[5].difference = "expected sum as on rank 1, actual average (rank 2)";
   out[6].call.root = 3;
   out[6].difference = "expected root 0 as on rank 1, actual root 3 (rank 2)";
+  out[7].call.place = 5;
+  out[7].difference =
+      "expected the place in the symmetric window as on rank 1, actual another (rank 2)";
   return out;
 }
 
@@ -85,6 +88,7 @@ TEST_CASE("of several differences the first one is named: the operation, the siz
     every.how = one.how != usual.how ? one.how : every.how;
     every.what = one.what != usual.what ? one.what : every.what;
     every.root = one.root != usual.root ? one.root : every.root;
+    every.place = one.place != usual.place ? one.place : every.place;
     CHECK(difference(usual, 1, every, 2) == all[last].difference);
   }
 }

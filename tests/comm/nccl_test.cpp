@@ -443,6 +443,14 @@ TEST_CASE("a wrong argument is refused before any communication, and ends the gr
             [&](nccl& part) { part.set_deadline(0ms); });
     refuses("register_memory: expected memory, actual a null pointer (rank 1)",
             [&](nccl& part) { part.register_memory(nullptr, 8); });
+    refuses("register_memory: expected at most 8 symmetric bytes, actual 9 (rank 1)",
+            [&](nccl& part) { part.register_memory(mine.full.span().data(), 8, 9); });
+    refuses(
+        "register_memory: expected a window at a multiple of 4096 bytes, actual 256 bytes behind "
+        "one (rank 1)",
+        [](nccl& part) {
+          part.register_memory(reinterpret_cast<void*>(std::uintptr_t{4096 + 256}), 8, 8);
+        });
   });
 }
 
@@ -717,6 +725,105 @@ TEST_CASE("memory is registered; NCCL's own scratch as a window, too, where NCCL
           comm.exchange({&mine, 1}, all);
         },
         {.nccl_memory = true});
+  }
+}
+
+/// Memory of NCCL's, registered with `comm`: its first half as a window, too.
+class window_memory {
+ public:
+  static constexpr std::size_t size = 4096;  // elements
+
+  explicit window_memory(nccl& comm) : comm_{comm} {
+    CHECK(ncclMemAlloc(&memory_, size * sizeof(float)) == ncclSuccess);
+    comm.register_memory(memory_, size * sizeof(float), size / 2 * sizeof(float));
+  }
+  window_memory(window_memory const&) = delete;
+  window_memory& operator=(window_memory const&) = delete;
+  ~window_memory() {
+    comm_.end_registrations();
+    static_cast<void>(ncclMemFree(memory_));
+  }
+
+  [[nodiscard]] std::span<float> part(std::size_t first, std::size_t count) const {
+    return std::span{static_cast<float*>(memory_), size}.subspan(first, count);
+  }
+
+ private:
+  nccl& comm_;
+  void* memory_ = nullptr;
+};
+
+TEST_CASE("a part of registered memory is a symmetric window, where NCCL has them") {
+  for (int const version : {NCCL_VERSION_CODE, NCCL_VERSION(2, 26, 0)}) {
+    fakes const fresh;
+    fake::set_nccl_version(version);
+    run(2,
+        [&](nccl& comm) {
+          zero::cuda_stream stream;
+          std::byte const mine{};
+          std::vector<std::byte> all(2);
+          window_memory const memory{comm};
+          comm.exchange({&mine, 1}, all);
+          CHECK(fake::live_registrations() == 2);
+          CHECK(fake::live_windows() == (version == NCCL_VERSION_CODE ? 2 : 0));
+          comm.exchange({&mine, 1}, all);
+          std::vector<float> values(1000, static_cast<float>(comm.rank() + 1));
+          zero::cuda::upload(stream, std::span{values}, memory.part(0, 1000));
+          std::size_t const slice = 500 * static_cast<std::size_t>(comm.rank());
+          // Each in place: what this rank alone reads or writes is at an offset of its own.
+          comm.reduce_scatter(memory.part(0, 1000), memory.part(slice, 500), combine::overwrite,
+                              reduction::sum, stream);
+          comm.all_gather(memory.part(slice, 500), memory.part(0, 1000), stream);
+          comm.all_reduce(memory.part(0, 1000), memory.part(0, 1000), combine::overwrite,
+                          reduction::average, stream);
+          comm.broadcast(memory.part(0, 1000), 1, stream);
+          zero::cuda::download(stream, memory.part(0, 1000), std::span{values});
+          CHECK(values == std::vector<float>(1000, 3));
+        },
+        {.mode = nccl_mode::fast});
+  }
+}
+
+TEST_CASE("a collective whose ranks use other places of a symmetric window fails on every rank") {
+  using call = std::function<void(nccl&, std::span<float>, buffers&)>;
+  std::vector<std::pair<std::string, call>> const calls{
+      {"reduce_scatter",
+       [](nccl& comm, std::span<float> data, buffers& mine) {
+         comm.reduce_scatter(data, mine.shard.part(0, 8), combine::overwrite, reduction::sum,
+                             mine.stream);
+       }},
+      {"all_gather",
+       [](nccl& comm, std::span<float> data, buffers& mine) {
+         comm.all_gather(mine.shard.part(0, 8), data, mine.stream);
+       }},
+      {"all_reduce",
+       [](nccl& comm, std::span<float> data, buffers& mine) {
+         comm.all_reduce(data, mine.full.span(), combine::overwrite, reduction::sum, mine.stream);
+       }},
+      {"all_reduce",
+       [](nccl& comm, std::span<float> data, buffers& mine) {
+         comm.all_reduce(mine.full.span(), data, combine::overwrite, reduction::sum, mine.stream);
+       }},
+      {"broadcast", [](nccl& comm, std::span<float> data,
+                       buffers& mine) { comm.broadcast(data, 1, mine.stream); }},
+  };
+  for (auto const& [name, call] : calls) {
+    for (std::size_t const other : {std::size_t{256}, window_memory::size / 2}) {  // out of it, too
+      fakes const fresh;
+      auto const failures = failures_of(3, [&](nccl& comm) {
+        buffers mine;
+        window_memory const memory{comm};
+        call(comm, memory.part(comm.rank() == 2 ? other : 0, 24), mine);
+        finish(comm, mine);
+      });
+      for (thrown const& here : failures) {
+        CHECK(here.message == name +
+                                  " #1: expected the place in the symmetric window as on rank 0, "
+                                  "actual another (rank 2)");
+        CHECK(here.after < soon);
+      }
+      fake::reset_nccl();  // which may have noticed, too
+    }
   }
 }
 

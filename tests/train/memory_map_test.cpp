@@ -180,7 +180,10 @@ void check(zero::layout const& layout, memory_map const& map,
   }
   for (std::uint64_t const slot : map.gradient_slots) {
     all.add(slot, unreduced);
+    CHECK(slot >= map.symmetric_bytes);
   }
+  CHECK(map.symmetric_bytes + map.gradient_slots.size() * zero::round_up(unreduced, 64) ==
+        map.bytes.arena());
   all.add(map.staging, staged);
   all.add(map.control, options.control_bytes);
   all.add(map.scratch, options.scratch_bytes);
@@ -280,6 +283,7 @@ TEST_CASE("a map by hand: one bucket of bfloat16 weights and a float norm, rank 
   CHECK(local.gradient_slots.empty());
   CHECK(local.staging == memory_map::none);
   CHECK(local.scratch == memory_map::none);
+  CHECK(local.symmetric_bytes == 2304);
 
   memory_map const sharded = map_of(zero::stage3{.prefetch = 0}, zero::reduce_per_microbatch{});
   CHECK(sharded.segments[0].values == 0);     // a slice: 128 bytes
@@ -291,9 +295,10 @@ TEST_CASE("a map by hand: one bucket of bfloat16 weights and a float norm, rank 
   CHECK(sharded.segments[0].gather_offset == 0);
   CHECK(sharded.segments[1].gather_offset == 256);
   CHECK(sharded.gradient_slots == std::vector<std::uint64_t>{2176});  // there is one bucket
+  CHECK(sharded.symmetric_bytes == 2176);
   CHECK(sharded.bytes.arena() == 2688);
 
-  // What a step keeps beside tensors has a place at the end, and is padding.
+  // What a step keeps beside tensors is behind them, and is padding.
   memory_map const with_control{layout,
                                 {.stage = zero::stage1{},
                                  .policy = zero::local_accumulate{},

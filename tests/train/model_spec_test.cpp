@@ -304,6 +304,8 @@ TEST_CASE("whatever ranks must agree on is in the text that they compare") {
   differs(model(), {.options = {.bucket_bytes = 16}});
   differs(model(), {.options = {.alignment = 2}});
   differs(model(), {.options = {.start = zero::start::require_equal}});
+  differs(model(), {.options = {.memory = {.registration = zero::memory_registration::buffer}}});
+  differs(model(), {.options = {.memory = {.registration = zero::memory_registration::window}}});
   differs(model(), {.optimizer = {.learning_rate = 0.5}});
   differs(model(), {.optimizer = {.learning_rate = 1, .momentum = 0.5}});
   differs(model(), {.optimizer = {.learning_rate = 1, .momentum = 0.5, .nesterov = true}});

@@ -21,6 +21,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,7 +51,8 @@ bool near(std::vector<T> const& a, std::vector<T> const& b, bound const& within)
   return a.size() == b.size();
 }
 
-/// Some steps in every setting over NCCL, against the host's stage 0.
+/// Some steps in every setting over NCCL, against the host's stage 0. In fast mode the arena is
+/// NCCL's, and most of it a symmetric window.
 template <class T, class Optimizer>
 void check(zero::nccl_mode mode, bound const& within, zero::options const& options,
            Optimizer const& optimizer, test::run_settings const& run) {
@@ -61,21 +64,85 @@ void check(zero::nccl_mode mode, bound const& within, zero::options const& optio
     for (test::setting const& how : test::every_setting(options)) {
       std::vector<T> const& expected = host.of(how);
       test::watchdog const limit;
+      test::setting there = how;
+      if (mode == zero::nccl_mode::fast) {
+        there.options.memory = zero::nccl_memory();
+      }
       zero::run_nccl(ranks,
                      [&](zero::nccl& comm) {
-                       std::vector<T> const actual = test::train<T>(comm, how, optimizer, run);
+                       std::vector<T> const actual = test::train<T>(comm, there, optimizer, run);
                        CHECK_MESSAGE(near(actual, expected, within), how.name, ", ", ranks,
                                      " ranks");
                      },
                      {.mode = mode, .scratch_bytes = std::size_t{1} << 20U});
 #if defined(ZERO_FAKE_CUDA)
       CHECK(fake::live_communicators() == 0);
+      CHECK_MESSAGE(fake::nccl_misuse().empty(), fake::nccl_misuse());
 #endif
     }
   }
 }
 
+/// A step of stage 2 whose gradients come in another order on rank 1, through one unit that waits.
+void step_in_own_order(zero::nccl& comm) {
+  using tensor = test::device_tensor<zero::cuda, float>;
+  zero::cuda_stream stream;
+  std::vector<std::unique_ptr<tensor>> tensors;
+  std::vector<std::vector<zero::any_parameter>> units;
+  for (std::size_t u = 0; u < 4; ++u) {
+    std::vector<float> const zeros(10 + 3 * u);
+    tensor& value = *tensors.emplace_back(std::make_unique<tensor>(stream, zeros));
+    tensor& gradient = *tensors.emplace_back(std::make_unique<tensor>(stream, zeros));
+    units.push_back({zero::parameter(std::to_string(u), value, gradient)});
+  }
+  zero::sharded_model model{
+      comm,
+      units,
+      zero::stage2{},
+      zero::plain_sgd{.learning_rate = 1},
+      zero::reduce_per_microbatch{.open_buckets = 2},
+      {.bucket_bytes = 0, .stream = stream.native(), .memory = zero::nccl_memory()}};
+  {
+    auto micro = model.microbatch(0, 1);
+    for (std::size_t u = 4; u-- > 0;) {
+      auto const lease = micro.backward(u, zero::by_parameter);
+    }
+    auto const write = [&](std::size_t u) {
+      std::vector<float> const values(10 + 3 * u, static_cast<float>(comm.rank() + 1));
+      zero::cuda::upload(stream, std::span{values}, micro.gradient(u).span.as<float>());
+    };
+    bool const odd = comm.rank() == 1;
+    write(3);
+    write(odd ? 1 : 2);
+    micro.gradient_ready(3);
+    micro.gradient_ready(odd ? 1 : 2);
+    write(odd ? 2 : 1);
+    micro.gradient_ready(odd ? 2 : 1);
+    write(0);
+    micro.gradient_ready(0);
+  }
+  model.step();
+  model.wait();
+  for (std::size_t u = 0; u < 4; ++u) {
+    std::vector<float> values(10 + 3 * u);
+    zero::cuda::download(stream, tensors[2 * u]->view(), std::span{values});
+    CHECK(values == std::vector<float>(10 + 3 * u, -static_cast<float>(comm.size() + 1) / 2));
+  }
+}
+
 }  // namespace
+
+TEST_CASE("gradients may come in another order on each rank, with symmetric windows, too") {
+  for (zero::nccl_mode const mode : {zero::nccl_mode::ordered, zero::nccl_mode::fast}) {
+    for (int const ranks : test::ranks_with_gpus({2, 3})) {
+      test::watchdog const limit;
+      zero::run_nccl(ranks, step_in_own_order, {.mode = mode});
+#if defined(ZERO_FAKE_CUDA)
+      CHECK_MESSAGE(fake::nccl_misuse().empty(), fake::nccl_misuse());
+#endif
+    }
+  }
+}
 
 TEST_CASE("ten steps of adamw in ordered mode have the bits of the host, in every setting") {
   check<float>(zero::nccl_mode::ordered, {}, {.clip_norm = 5.0, .bucket_bytes = 0},
@@ -123,6 +190,7 @@ TEST_CASE("an arena of NCCL's memory is registered, and given back") {
           options};
 #if defined(ZERO_FAKE_CUDA)
       CHECK(fake::live_registrations() >= 1);
+      CHECK(fake::live_windows() >= 1);
 #endif
       engine.step(model, {}, comm.rank(), 0);
       model.wait();
@@ -132,6 +200,7 @@ TEST_CASE("an arena of NCCL's memory is registered, and given back") {
     });
 #if defined(ZERO_FAKE_CUDA)
     CHECK(fake::live_registrations() == 0);
+    CHECK(fake::live_windows() == 0);
     CHECK(fake::live_nccl_allocations() == 0);
     CHECK(fake::nccl_misuse().empty());
 #endif

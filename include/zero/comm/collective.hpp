@@ -71,6 +71,7 @@ struct collective {
   std::size_t input_bytes = 0;
   std::byte* output = nullptr;  ///< what this rank writes
   std::size_t output_bytes = 0;
+  std::uint64_t place = 0;  ///< where peers' bytes are, if they find them by this rank's offset
 
   /// Whether `peer`, another rank's call, gave memory that this rank writes.
   [[nodiscard]] bool writes_into(collective const& peer) const noexcept {
@@ -109,13 +110,17 @@ struct collective {
   if (expected.root != actual.root) {
     return differ(text("root ", expected.root), text("root ", actual.root), "");
   }
+  if (expected.place != actual.place) {
+    return differ("the place in the symmetric window", "another", "");
+  }
   return {};
 }
 
 /// Whether two ranks' calls agree; as `difference`, without an allocation.
 [[nodiscard]] inline bool agree(collective const& a, collective const& b) noexcept {
   return a.op == b.op && a.count == b.count && a.input_dtype == b.input_dtype &&
-         a.output_dtype == b.output_dtype && a.how == b.how && a.what == b.what && a.root == b.root;
+         a.output_dtype == b.output_dtype && a.how == b.how && a.what == b.what &&
+         a.root == b.root && a.place == b.place;
 }
 
 }  // namespace zero::inline v0::detail

@@ -48,6 +48,7 @@ struct wire_call {
   std::int32_t root = 0;
   std::int32_t unused_too = 0;
   std::uint64_t count = 0;
+  std::uint64_t place = 0;
 };
 
 struct late_call {
@@ -90,6 +91,7 @@ template <class T>
   out.output_dtype = static_cast<std::uint8_t>(call.output_dtype);
   out.root = call.root;
   out.count = call.count;
+  out.place = call.place;
   return out;
 }
 
@@ -100,7 +102,8 @@ template <class T>
           .input_dtype = static_cast<dtype>(call.input_dtype),
           .output_dtype = static_cast<dtype>(call.output_dtype),
           .root = call.root,
-          .count = static_cast<std::size_t>(call.count)};
+          .count = static_cast<std::size_t>(call.count),
+          .place = call.place};
 }
 
 /// A message without its length.

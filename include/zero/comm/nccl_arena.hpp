@@ -32,9 +32,9 @@ inline void nccl_deallocate(void* memory, std::size_t /*bytes*/, void* /*context
 
 }  // namespace detail
 
-/// Memory of `ncclMemAlloc`, which the model's communicator registers.
+/// Memory of `ncclMemAlloc`, which the model's communicator registers, as a symmetric window, too.
 [[nodiscard]] inline memory_resource nccl_memory() noexcept {
-  return {detail::nccl_allocate, detail::nccl_deallocate, nullptr, true};
+  return {detail::nccl_allocate, detail::nccl_deallocate, nullptr, memory_registration::window};
 }
 
 }  // namespace zero::inline v0

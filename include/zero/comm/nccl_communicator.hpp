@@ -184,19 +184,34 @@ class nccl {
   void raise_if_failed() const { me_->handle.control().failure().raise_if_happened(); }
 
   /// Let NCCL know memory that collectives will use, until `end_registrations`, which is before
-  /// the memory ends. It need not be NCCL's, and each rank may give a collective another part of
-  /// it; so it is no symmetric window.
+  /// the memory ends; its first `symmetric_bytes` as a symmetric window, too, where NCCL has them
+  /// (2.27). That part is memory of `ncclMemAlloc`, and what peers read or write in a collective
+  /// is at the same offset in it on every rank: all that a reduction or broadcast reads, all that
+  /// a gather writes. Of the rest each rank may use another part.
   ///
+  /// Shapes:     a window begins at a multiple of 4096 bytes.
   /// Collective: every rank, with as many bytes.
-  void register_memory(void* memory, std::size_t bytes) {
+  void register_memory(void* memory, std::size_t bytes, std::size_t symmetric_bytes = 0) {
     check([&] {
       if (memory == nullptr || bytes == 0) {
         throw usage_error{detail::text("register_memory: expected memory, actual ",
                                        bytes == 0 ? "no bytes" : "a null pointer", " (rank ",
                                        rank(), ")")};
       }
+      if (symmetric_bytes > bytes) {
+        throw usage_error{detail::text("register_memory: expected at most ", bytes,
+                                       " symmetric bytes, actual ", symmetric_bytes, " (rank ",
+                                       rank(), ")")};
+      }
+      if (symmetric_bytes != 0 &&
+          reinterpret_cast<std::uintptr_t>(memory) % detail::window_alignment != 0) {
+        throw usage_error{detail::text(
+            "register_memory: expected a window at a multiple of ", detail::window_alignment,
+            " bytes, actual ", reinterpret_cast<std::uintptr_t>(memory) % detail::window_alignment,
+            " bytes behind one (rank ", rank(), ")")};
+      }
     });
-    me_->add_registration(memory, bytes);
+    me_->add_registration(memory, bytes, symmetric_bytes);
   }
 
   /// End what `register_memory` began, before that memory ends, once the stream has run this
@@ -276,8 +291,9 @@ class nccl {
   void enqueue(stream& on, Function const& function) {
     auto const since = std::chrono::steady_clock::now();
     detail::collective const call = check([&] {
-      detail::collective const made = function();
+      detail::collective made = function();
       check_stream(made.op, on);
+      made.place = me_->place_of(made);
       return made;
     });
     detail::nccl_handle& handle = me_->handle;

@@ -8,6 +8,7 @@
 #include <nccl.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -53,9 +54,9 @@ class nccl_block {
 class nccl_registration {
  public:
   /// With `window`, a symmetric one: all ranks register as much memory of `ncclMemAlloc`, and give
-  /// a collective the same offset in it.
+  /// a collective the same offset in it. It is none where NCCL can't on this machine.
   nccl_registration(nccl_handle& handle, void* memory, std::size_t bytes, bool window)
-      : handle_{&handle} {
+      : handle_{&handle}, memory_{static_cast<std::byte*>(memory), bytes} {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     if (window) {
       handle.call("ncclCommWindowRegister", [&](ncclComm_t comm) {
@@ -70,7 +71,8 @@ class nccl_registration {
                 [&](ncclComm_t comm) { return ncclCommRegister(comm, memory, bytes, &buffer_); });
   }
   nccl_registration(nccl_registration&& other) noexcept
-      : handle_{std::exchange(other.handle_, nullptr)}, buffer_{other.buffer_}
+      : handle_{std::exchange(other.handle_, nullptr)}, memory_{other.memory_},
+        buffer_{other.buffer_}
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
         ,
         window_{other.window_}
@@ -93,6 +95,18 @@ class nccl_registration {
     }
   }
 
+  /// 1 + the offset in a symmetric window that begins here, 0 elsewhere.
+  [[nodiscard]] std::uint64_t place([[maybe_unused]] void const* memory) const noexcept {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    auto const offset =
+        reinterpret_cast<std::uintptr_t>(memory) - reinterpret_cast<std::uintptr_t>(memory_.data());
+    if (window_ != nullptr && offset < memory_.size()) {
+      return offset + 1;
+    }
+#endif
+    return 0;
+  }
+
   /// Whether this NCCL, of compile time and of run time, has windows.
   [[nodiscard]] static bool has_windows(int version) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -105,6 +119,7 @@ class nccl_registration {
 
  private:
   nccl_handle* handle_;
+  std::span<std::byte> memory_;
   void* buffer_ = nullptr;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   ncclWindow_t window_ = nullptr;

@@ -66,6 +66,7 @@ namespace detail {
 
 inline constexpr std::size_t least_scratch_bytes = std::size_t{1} << 20U;
 inline constexpr std::size_t scratch_alignment = 256;
+inline constexpr std::size_t window_alignment = 4096;
 
 /// How many ranks' slices are in the scratch at a time.
 [[nodiscard]] constexpr std::uint64_t scratch_slots(nccl_mode mode, std::uint64_t ranks) noexcept {

@@ -115,15 +115,31 @@ struct nccl_rank {
     }
   }
 
-  /// Without a window: the memory may not be NCCL's, nor offsets in it the same on all ranks.
-  void add_registration(void* memory, std::size_t bytes) {
-    registrations.emplace_back(handle, memory, bytes, false);
+  /// The first `symmetric_bytes` as a window, too, where this NCCL has them.
+  void add_registration(void* memory, std::size_t bytes, std::size_t symmetric_bytes) {
+    add_registration(registrations, memory, bytes, symmetric_bytes);
   }
   void end_registrations() noexcept {
     if (!registrations.empty()) {
       static_cast<void>(handle.drain(std::chrono::milliseconds::max()));
       registrations.clear();
     }
+  }
+
+  /// Where in symmetric windows peers look for the bytes of `call`, by their own offsets; 0 where
+  /// they don't.
+  [[nodiscard]] std::uint64_t place_of(collective const& call) const noexcept {
+    std::uint64_t place = 0;
+    auto const add = [&](bool counts, void const* memory) {
+      for (nccl_registration const& each : registrations) {
+        place = place * 31 + (counts ? each.place(memory) : 0);
+      }
+    };
+    bool const root = call.op == operation::broadcast && handle.rank() == call.root;
+    add(call.op != operation::all_gather && call.op != operation::broadcast, call.input);
+    add(call.op != operation::reduce_scatter, root ? call.input : call.output);
+    add(call.op == operation::reduce_scatter || call.op == operation::all_reduce, lent.data());
+    return place;
   }
 
   /// The memory that `call` goes through, if any: lent, or this rank's own, which the first call
@@ -179,11 +195,15 @@ struct nccl_rank {
     device_scope const current{handle.device()};
     to.emplace(bytes, options.nccl_memory);
     if (options.nccl_memory) {
-      void* const memory = to->span().data();
-      own_registrations.emplace_back(handle, memory, bytes, false);
-      if (nccl_registration::has_windows(version)) {
-        own_registrations.emplace_back(handle, memory, bytes, true);
-      }
+      add_registration(own_registrations, to->span().data(), bytes, bytes);
+    }
+  }
+
+  void add_registration(std::vector<nccl_registration>& to, void* memory, std::size_t bytes,
+                        std::size_t symmetric_bytes) {
+    to.emplace_back(handle, memory, bytes, false);
+    if (symmetric_bytes != 0 && nccl_registration::has_windows(version)) {
+      to.emplace_back(handle, memory, symmetric_bytes, true);
     }
   }
 };

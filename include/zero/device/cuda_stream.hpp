@@ -114,7 +114,7 @@ class cuda_event {
   void wait() const {
     if (capture_ != 0) {
       throw usage_error{
-          detail::text("cuda_event: expected no wait of the host in a capture, actual one",
+          detail::text("cuda_event::wait: expected no wait of the host in a capture, actual one",
                        detail::rank_suffix())};
     }
     detail::check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize");
@@ -192,7 +192,7 @@ class cuda_stream {
     detail::device_scope const current{device_};
     if (capturing()) {
       throw usage_error{
-          detail::text("cuda_stream: expected no wait of the host in a capture, actual one",
+          detail::text("synchronize: expected no wait of the host in a capture, actual one",
                        detail::rank_suffix())};
     }
     detail::check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");

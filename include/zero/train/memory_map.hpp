@@ -69,6 +69,9 @@ class memory_map {
   std::uint64_t scratch = none;     ///< what reductions go through, counted as staging
   std::uint64_t scratch_bytes = 0;  ///< of it
   std::uint64_t control = none;     ///< what a step keeps beside tensors, counted as padding
+  /// From the start: what collectives use at the same offset on every rank, which is all but the
+  /// gradient slots. Which slot a bucket gets depends on the order in which gradients come.
+  std::uint64_t symmetric_bytes = 0;
   std::vector<region> regions;
   memory_bytes bytes;
 
@@ -90,7 +93,6 @@ class memory_map {
       }
     }
     add_gather_slots();
-    add_gradient_slots();
     add_staging();
     if (options_.scratch_bytes != 0) {
       scratch_bytes = options_.scratch_bytes;
@@ -99,6 +101,8 @@ class memory_map {
     if (options_.control_bytes != 0) {
       control = take(category::staging, 0, options_.control_bytes);  // no elements: padding
     }
+    symmetric_bytes = next_;
+    add_gradient_slots();
     for (std::size_t id = 0; id < of.parameters().size(); ++id) {
       bytes[category::engine] += options_.value_stays[id] + options_.gradient_stays[id];
     }

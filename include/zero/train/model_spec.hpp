@@ -5,6 +5,7 @@
 #include <zero/core/parameter.hpp>
 #include <zero/device/concept.hpp>
 #include <zero/optim/concept.hpp>
+#include <zero/shard/bucketed.hpp>
 #include <zero/shard/layout.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/control.hpp>
@@ -224,8 +225,8 @@ class model_spec {
         "\noptions clip_norm ", chosen.clip_norm.value_or(0), " (bits ",
         std::bit_cast<std::uint64_t>(chosen.clip_norm.value_or(0)), ") bucket_bytes ",
         chosen.bucket_bytes_in(at), " alignment ", chosen.alignment.value_or(0), " start ",
-        static_cast<int>(chosen.start), "\nunits ", specs_.size(), "\nparameters ",
-        declared_.size(), "\n");
+        static_cast<int>(chosen.start), registration(chosen.memory), "\nunits ", specs_.size(),
+        "\nparameters ", declared_.size(), "\n");
     std::size_t id = 0;
     for (std::size_t u = 0; u < specs_.size(); ++u) {
       for (parameter_spec const& spec : specs_[u].parameters) {
@@ -249,6 +250,19 @@ class model_spec {
       }
     }
     return out;
+  }
+
+  /// Where all ranks use the same offsets, the sizes of all parts.
+  [[nodiscard]] std::string registration(memory_resource const& memory) const {
+    if (memory.registration != memory_registration::window) {
+      return detail::text(" registration ", static_cast<int>(memory.registration));
+    }
+    std::uint64_t sizes = 0;
+    for (memory_map::region const& each : map_.regions) {
+      sizes = hash_order(sizes, static_cast<std::size_t>(each.total_bytes));
+    }
+    return detail::text(" registration as a window of ", map_.symmetric_bytes,
+                        " bytes, sizes with fingerprint ", sizes);
   }
 
   template <class Optimizer>

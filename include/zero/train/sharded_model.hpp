@@ -155,7 +155,7 @@ class sharded_model {
     }
     together([&] { model_.emplace(comm_, reductions(), *spec_, placed, accumulates, chosen); });
     try {
-      hand_over_memory(chosen.memory.may_be_registered);
+      hand_over_memory(chosen.memory.registration);
       model_->take_over(chosen.start);
     } catch (std::exception const& failure) {
       comm_.abort(failure.what());  // of this rank's alone: what concerns all was thrown by all
@@ -288,16 +288,18 @@ class sharded_model {
   }
 
   /// Let the communicators use the arena, and know it where they register memory.
-  void hand_over_memory(bool registers) {
+  void hand_over_memory(memory_registration as) {
     if constexpr (borrows_scratch<Communicator>) {
       if (auto const scratch = model_->bound().scratch(); !scratch.empty()) {
         reductions().inner().use_scratch(scratch);
       }
     }
-    if constexpr (requires { comm_.inner().register_memory(nullptr, 0); }) {
+    if constexpr (requires { comm_.inner().register_memory(nullptr, 0, 0); }) {
       auto const arena = model_->bound().memory();
-      if (registers && !arena.empty()) {
-        comm_.inner().register_memory(arena.data(), arena.size());
+      if (as != memory_registration::none && !arena.empty()) {
+        comm_.inner().register_memory(
+            arena.data(), arena.size(),
+            as == memory_registration::window ? model_->bound().map().symmetric_bytes : 0);
       }
     }
   }
