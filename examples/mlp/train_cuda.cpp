@@ -23,12 +23,16 @@ struct zero::dtype_traits<__nv_bfloat16> {
 namespace mlp {
 namespace {
 
+/// What is wrong with a driver that there is, zero says.
 void check_gpu() {
+  int driver = 0;
   int count = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+    throw std::runtime_error{"--device cuda: expected a GPU, actual none: no CUDA driver"};
+  }
   cudaError_t const error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || count == 0) {
-    throw std::runtime_error{std::string{"--device cuda: expected a GPU, actual none: "} +
-                             cudaGetErrorString(error != cudaSuccess ? error : cudaErrorNoDevice)};
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    throw std::runtime_error{"--device cuda: expected a GPU, actual none"};
   }
 }
 

@@ -71,4 +71,4 @@
 #include <zero/train/update.hpp>
 
 /// @file
-/// All of the library that a plain C++20 compiler can use, but for checkpoints and `interop/`.
+/// All of the library that needs neither an SDK nor sockets.

@@ -411,6 +411,9 @@ test::failures run_binding(int ranks, test::setting const& how, Units units) {
     auto const hooks = std::make_shared<test::hooks>();
     communicator comm{raw.split(0, raw.rank()), hooks};
     test::model engine{growing()};
+    for (auto const& [name, elements] : engine.values()) {  // other values on each rank
+      std::ranges::fill(engine.value(name).view, static_cast<float>(raw.rank()));
+    }
     test::whole_values const before = engine.values();
     try {
       sharded_model const sharded{

@@ -29,9 +29,9 @@
 /// than one rank, the local rank must be known: it chooses the GPU. torchrun's own
 /// store may hold MASTER_PORT, hence the next one. For every launcher, ZERO_STORE_PORT is the port
 /// itself, ZERO_STORE_ADDRESS is `host:port`, and ZERO_STORE_FILE names a file on a file system
-/// that all ranks share, in which rank 0 leaves its address. ZERO_JOB names the job, whose ranks
-/// accept no others; without it, it is the launcher's TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or
-/// SLURM_JOB_ID and SLURM_STEP_ID.
+/// that all ranks share, in which rank 0 leaves its address, with the host name ZERO_STORE_HOST
+/// where it is set. ZERO_JOB names the job, whose ranks accept no others; without it, it is the
+/// launcher's TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or SLURM_JOB_ID and SLURM_STEP_ID.
 
 namespace zero::inline v0 {
 

@@ -185,9 +185,10 @@ class nccl {
 
   /// Let NCCL know memory that collectives will use, until `end_registrations`, which is before
   /// the memory ends; its first `symmetric_bytes` as a symmetric window, too, where NCCL has them
-  /// (2.27). That part is memory of `ncclMemAlloc`, and what peers read or write in a collective
-  /// is at the same offset in it on every rank: all that a reduction or broadcast reads, all that
-  /// a gather writes. Of the rest each rank may use another part.
+  /// (2.28, or 2.27 if that is all of it). A window is memory of `ncclMemAlloc`. Of a gather,
+  /// broadcast, or reduction in fast mode, what peers read or write is at the same offset in it on
+  /// every rank, and the rest in it on every rank or on none; `nccl_options::compare_calls`
+  /// checks that, and without it other offsets give wrong values.
   ///
   /// Shapes:     a window begins at a multiple of 4096 bytes.
   /// Collective: every rank, with as many bytes.
@@ -263,6 +264,11 @@ class nccl {
     if (options.scratch_bytes < detail::least_scratch_bytes || options.scratch_bytes % 256 != 0) {
       refuse("scratch_bytes of at least ", detail::least_scratch_bytes,
              ", a multiple of 256, actual ", options.scratch_bytes);
+    }
+    std::size_t const least = detail::scratch_alignment * static_cast<std::size_t>(size);
+    if (options.scratch_bytes < least) {
+      refuse("scratch_bytes of at least ", least, " for ", size, " ranks, actual ",
+             options.scratch_bytes);
     }
     if (options.deadline.count() <= 0) {
       refuse("a deadline of at least 1 ms, actual ", options.deadline.count(), " ms");

@@ -95,7 +95,7 @@ class nccl_registration {
     }
   }
 
-  /// 1 + the offset in a symmetric window that begins here, 0 elsewhere.
+  /// 1 + the offset in this symmetric window, 0 elsewhere.
   [[nodiscard]] std::uint64_t place([[maybe_unused]] void const* memory) const noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     auto const offset =
@@ -107,12 +107,13 @@ class nccl_registration {
     return 0;
   }
 
-  /// Whether this NCCL, of compile time and of run time, has windows.
-  [[nodiscard]] static bool has_windows(int version) noexcept {
+  /// Whether this NCCL, of compile time and of run time, has windows: of a part of an allocation,
+  /// or only of all of it, which is what 2.27 makes of any part.
+  [[nodiscard]] static bool has_windows([[maybe_unused]] int version,
+                                        [[maybe_unused]] bool of_a_part) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    return version >= NCCL_VERSION(2, 27, 0);
+    return version >= (of_a_part ? NCCL_VERSION(2, 28, 0) : NCCL_VERSION(2, 27, 0));
 #else
-    static_cast<void>(version);
     return false;
 #endif
   }

@@ -23,7 +23,8 @@ namespace zero::inline v0 {
 
 /// Who computes the sums of a reduction.
 enum class nccl_mode : std::uint8_t {
-  ordered,  ///< each rank, in rank order, of what others send: the bits of `thread_communicator`
+  ordered,  ///< each rank, in rank order, of what others send: the bits of `thread_communicator`;
+            ///< at most 256 ranks
   fast      ///< NCCL, in an order and with roundings of its own
 };
 
@@ -32,7 +33,7 @@ struct nccl_options {
 
   /// The most memory that reductions go through; larger ones go in parts that fit. The first
   /// reduction that needs it takes all of it, once, unless memory was lent (`nccl::use_scratch`).
-  /// The same on every rank.
+  /// At least 1 MiB, and 256 bytes for each rank. The same on every rank.
   std::size_t scratch_bytes = std::size_t{16} << 20U;
 
   /// Take what wasn't lent by `ncclMemAlloc`, and register it, with NCCL 2.27 as a symmetric

@@ -115,7 +115,7 @@ struct nccl_rank {
     }
   }
 
-  /// The first `symmetric_bytes` as a window, too, where this NCCL has them.
+  /// The first `symmetric_bytes` as a window, too, where this NCCL has such.
   void add_registration(void* memory, std::size_t bytes, std::size_t symmetric_bytes) {
     add_registration(registrations, memory, bytes, symmetric_bytes);
   }
@@ -126,19 +126,28 @@ struct nccl_rank {
     }
   }
 
-  /// Where in symmetric windows peers look for the bytes of `call`, by their own offsets; 0 where
-  /// they don't.
+  /// What must be the same on every rank of where NCCL's collective finds its buffers in symmetric
+  /// windows: the offset of what peers use, and of what only this rank uses whether it is in one.
   [[nodiscard]] std::uint64_t place_of(collective const& call) const noexcept {
     std::uint64_t place = 0;
-    auto const add = [&](bool counts, void const* memory) {
+    auto const add = [&](void const* memory, bool is_shared) {
       for (nccl_registration const& each : registrations) {
-        place = place * 31 + (counts ? each.place(memory) : 0);
+        std::uint64_t const at = each.place(memory);
+        place = (place ^ (is_shared ? at : std::min<std::uint64_t>(at, 1))) * 0x9e3779b97f4a7c15U;
       }
     };
-    bool const root = call.op == operation::broadcast && handle.rank() == call.root;
-    add(call.op != operation::all_gather && call.op != operation::broadcast, call.input);
-    add(call.op != operation::reduce_scatter, root ? call.input : call.output);
-    add(call.op == operation::reduce_scatter || call.op == operation::all_reduce, lent.data());
+    bool const reduces = call.op == operation::reduce_scatter || call.op == operation::all_reduce;
+    if (reduces && options.mode == nccl_mode::ordered) {
+      return 0;  // sent and received
+    }
+    if (reduces && !nccl_writes_result(call.input_dtype, call.output_dtype, call.how)) {
+      add(lent.data(), true);
+    } else if (call.op == operation::broadcast) {
+      add(handle.rank() == call.root ? call.input : call.output, true);
+    } else {
+      add(call.input, call.op != operation::all_gather);
+      add(call.output, call.op != operation::reduce_scatter);
+    }
     return place;
   }
 
@@ -199,12 +208,13 @@ struct nccl_rank {
     }
   }
 
+  /// The window first: 2.27 uses what was registered first of an address.
   void add_registration(std::vector<nccl_registration>& to, void* memory, std::size_t bytes,
                         std::size_t symmetric_bytes) {
-    to.emplace_back(handle, memory, bytes, false);
-    if (symmetric_bytes != 0 && nccl_registration::has_windows(version)) {
+    if (symmetric_bytes != 0 && nccl_registration::has_windows(version, symmetric_bytes != bytes)) {
       to.emplace_back(handle, memory, symmetric_bytes, true);
     }
+    to.emplace_back(handle, memory, bytes, false);
   }
 };
 

@@ -130,7 +130,8 @@ template <class Value>
 }
 
 /// A parameter whose tensors have no storage yet: `initialiser(std::span<T> out, std::size_t
-/// first)` makes its elements where they will live.
+/// first)` makes the elements from `first` on, of any part, in memory of the host: on the host
+/// device where they will live, else they are copied from there.
 template <class Value, class Gradient, class Initialiser>
 [[nodiscard]] typed_parameter<Value, Gradient> parameter(std::string name, Value& value,
                                                          Gradient& gradient, zero::shape extents,

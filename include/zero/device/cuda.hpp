@@ -133,8 +133,8 @@ class cuda {
     sum(stream, {&source, 1}, from.dtype(), to, true, 1);
   }
 
-  /// As `host::sum`, of any number of sources; the list is read before the call returns.
-  /// @throws zero::usage_error  no source, or dtypes that can't be summed.
+  /// As `host::sum`, of 1 to 256 sources; the list is read before the call returns.
+  /// @throws zero::usage_error  no source or too many, or dtypes that can't be summed.
   template <class = void>
   static void sum(stream& stream, std::span<void const* const> sources, dtype source, any_span to,
                   bool add, double scale) {

@@ -11,12 +11,12 @@
 
 namespace zero::inline v0 {
 
-/// What a communicator that can does with an arena's memory.
+/// What NCCL gets to know of an arena; other communicators nothing.
 enum class memory_registration : std::uint8_t {
   none,
-  buffer,  ///< it registers all of it
-  window   ///< and what has the same offset on every rank as a symmetric window, where it has
-           ///< them: memory that peers can map, as that of `ncclMemAlloc`
+  buffer,  ///< it is registered
+  window   ///< and is a symmetric window, too, but for gradient slots (`nccl::register_memory`).
+           ///< The memory is that of `ncclMemAlloc`, at a multiple of 4096 bytes (`nccl_memory`)
 };
 
 /// Where an arena's memory comes from. Without functions, from `Device::allocate`.

@@ -15,13 +15,16 @@ struct accumulation {
 };
 
 /// The engine adds micro-batches up in the whole gradient, which is kept; one reduction per window.
+/// The policy that fits stages 0 and 1.
 struct local_accumulate {
   constexpr operator accumulation() const { return {}; }  // NOLINT(google-explicit-constructor)
 };
 
-/// Each micro-batch is reduced and added to what is kept, a shard where gradients are sharded.
+/// Each micro-batch is reduced and added to what is kept: all of it in stage 0 and in stage 1 with
+/// all_reduce, else a shard. The policy that fits stages 2 and 3.
 struct reduce_per_microbatch {
-  std::size_t open_buckets = 2;  ///< buckets that may hold a gradient slot at once
+  /// Buckets with gradients that aren't reduced yet, at most; each has a slot of memory.
+  std::size_t open_buckets = 2;
 
   constexpr operator accumulation() const {  // NOLINT(google-explicit-constructor)
     return {.per_microbatch = true, .open_buckets = open_buckets};

@@ -180,7 +180,7 @@ class binding {
 
   /// Fill the arena from initialisers, and then from existing values, unit by unit, and bind the
   /// tensors to it. What can fail comes first: until all ranks are past it, tensors keep their
-  /// storage.
+  /// storage and their values.
   ///
   /// Collective: every rank calls it.
   /// @throws zero::usage_error  ranks start from different values, and must not; an initialiser
@@ -193,10 +193,11 @@ class binding {
     comm.label(traffic::bind);
     if (how == start::require_equal) {
       check_equal(comm, stream);
-    } else {
-      broadcast_values(comm, stream);
     }
     throw_together(comm, "sharded_model", initialise(stream));
+    if (how == start::broadcast) {
+      broadcast_values(comm, stream);
+    }
     for (std::size_t id = 0; id < of().parameters().size(); ++id) {
       any_parameter const& each = declared(id);
       if (!each.initialiser) {

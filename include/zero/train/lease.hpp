@@ -12,8 +12,9 @@
 
 /// @file
 /// Leases: move-only objects that keep a unit's parameters whole, and its gradient bucket open,
-/// while they live. A lease's end never blocks and never throws; one that an exception ends aborts
-/// the group.
+/// while they live. A lease's end doesn't wait for the device and never throws (over `loopback` and
+/// `nccl` it may wait for peers' calls, until the deadline); one that an exception ends aborts the
+/// group.
 
 namespace zero::inline v0 {
 
@@ -29,7 +30,7 @@ enum class lease_kind : unsigned char {
 
 }  // namespace detail
 
-/// Whole parameters of one unit, to be read.
+/// Whole parameters of one unit, to be read: what is written there is lost, or differs over ranks.
 template <class Model>
 class forward_lease {
  public:
@@ -109,7 +110,9 @@ class backward_lease : public forward_lease<Model> {
     return this->model().leased_gradient(this->unit(), id, dtype_of<T>).template as<T>();
   }
 
-  /// The parameter gets no gradient here: zero, unless earlier ones were accumulated.
+  /// The parameter gets no gradient here: zero, unless earlier ones were accumulated. One that had
+  /// a gradient on no rank in a window isn't updated, and its steps don't count; one with neither
+  /// gradient nor skip is an error in `step`.
   void skip(std::size_t id) const { this->model().skip_leased(this->unit(), id); }
 };
 
@@ -150,8 +153,10 @@ class microbatch {
     return {*model_, unit, detail::lease_kind::recomputation};
   }
 
-  /// Copy or add a finished gradient into its bucket; the engine may free it at once.
+  /// Copy or add a finished gradient into its bucket; the engine may free it at once, on CUDA in
+  /// the order of its stream.
   ///
+  /// Shapes:   as many elements as the parameter has, in the same order as they lie there.
   /// Ordering: in any order, which may differ between ranks; a bucket is reduced when all its
   ///           parameters are ready or skipped, the last bucket first on every rank.
   /// @throws zero::usage_error  twice in a micro-batch; another size or type; the elements are
@@ -170,7 +175,7 @@ class microbatch {
   /// @throws zero::usage_error  twice in a micro-batch, or without `gradient(id)` before.
   void gradient_ready(std::size_t id) { model_->gradient_ready(id); }
 
-  /// The parameter gets no gradient in this micro-batch.
+  /// The parameter gets no gradient in this micro-batch; as `backward_lease::skip`.
   void skip(std::size_t id) { model_->skip(id); }
 
  private:

@@ -23,18 +23,28 @@ enum class start : std::uint8_t {
   require_equal,  ///< every rank's must be the same; an error names the first that differs
 };
 
+/// Stage, optimizer and policy are arguments of their own.
 struct options {
-  std::optional<double> clip_norm = {};  ///< largest global gradient norm
-  std::optional<std::uint64_t> bucket_bytes =
-      {};  ///< default: 16 MiB in stages 0 to 2, 0 in stage 3
-  std::optional<std::uint64_t> alignment =
-      {};                       ///< elements; default: 64 bytes of a bucket's narrowest type
-  bool overlap = true;          ///< communicate on a thread or stream of the model's own
-  void* stream = nullptr;       ///< the engine's cudaStream_t; on the host there is none
-  memory_resource memory = {};  ///< where the arena is taken from
-  zero::precision precision = fp32;
-  zero::start start = zero::start::broadcast;
+  /// The largest global norm of the mean gradient, which is scaled down to it; infinity only
+  /// measures.
+  std::optional<double> clip_norm = {};
+
+  /// Consecutive units share a bucket of at most so much. Default: 16 MiB in stages 0 to 2, 0 in
+  /// stage 3, where each unit has its own.
+  std::optional<std::uint64_t> bucket_bytes = {};
+
+  /// Each parameter and slice starts at a multiple of so many elements. Default: of 64 bytes on the
+  /// host and 256 on CUDA, in a bucket's narrowest type.
+  std::optional<std::uint64_t> alignment = {};
+
+  bool overlap = true;               ///< communicate on a thread or stream of the model's own
+  void* stream = nullptr;            ///< the engine's cudaStream_t; null: CUDA's default one
+  memory_resource memory = {};       ///< where the arena is taken from
+  zero::precision precision = fp32;  ///< of parameters and of reduced gradients
+  zero::start start = zero::start::broadcast;  ///< whose values ranks start from
   bool engine_adds = false;  ///< the engine always adds to gradients: they are cleared for it
+
+  /// How long a rank may wait for another, in each of the model's collectives.
   std::chrono::milliseconds deadline = std::chrono::minutes{10};
 
   /// @throws zero::usage_error  names the option, what was expected, and the actual value.

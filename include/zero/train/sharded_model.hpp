@@ -72,7 +72,8 @@ constexpr void check_tensors() {
 
 }  // namespace detail
 
-/// What a step found; reading it waits for the step, which is else not waited for.
+/// What a step found; reading it waits for the step, which is else not waited for. The model
+/// outlives it.
 template <class Model>
 class step_result {
  public:
@@ -115,12 +116,17 @@ struct gradient_part {
   std::size_t first;  ///< the index, in the parameter, of elements[0]
 };
 
-/// Units: a list of lists of parameters, the same on every rank; tensors outlive the model.
+/// A model whose optimizer state, gradients and parameters are sharded as its stage says, for a
+/// training loop that is the same in every stage.
 ///
-/// Collective: the constructor, `step`, `release`, and in stage 3 leases; every rank makes the same
-///             calls.
+/// Units: a list of lists of parameters, the same on every rank; tensors outlive the model. It
+/// communicates through communicators split from the given one.
+///
+/// Collective: the constructor, `step`, `release`; backward leases that write gradients, in one
+///             order; in stage 3 all leases. Every rank makes the same calls.
 /// Errors:     a broken precondition on one rank is thrown there, and every peer's pending or next
-///             call throws communication_error with its message. Before an update begins parameters
+///             call throws communication_error with its message; the model can't be used
+///             afterwards, and its calls throw the same again. Before an update begins parameters
 ///             are unchanged; a failure inside one leaves the model broken, and it says so.
 template <communicator Communicator, elementwise_optimizer Optimizer>
 class sharded_model {
@@ -130,8 +136,9 @@ class sharded_model {
  public:
   /// Check that ranks agree, allocate one arena, take parameters over, unit by unit.
   ///
-  /// @throws zero::usage_error          options, tensors or hyperparameters are wrong, or ranks
-  ///                                    disagree: the same message on every rank, and nothing was
+  /// @throws zero::usage_error          options, tensors or hyperparameters are wrong, ranks
+  ///                                    disagree, one has too little memory, or an initialiser
+  ///                                    threw: the same message on every rank, and nothing was
   ///                                    changed.
   /// @throws zero::communication_error  a peer failed or missed the deadline.
   template <unit_list Units, class Stage, class Policy>
@@ -168,8 +175,8 @@ class sharded_model {
   sharded_model(sharded_model const&) = delete;
   sharded_model& operator=(sharded_model const&) = delete;
 
-  /// Waits for the stream; leaves the engine's tensors empty. Ended by an exception, it aborts the
-  /// group.
+  /// Waits for the stream; leaves tensors that were rebound empty. Ended by an exception, it aborts
+  /// the group.
   ~sharded_model() {
     if (std::uncaught_exceptions() > exceptions_) {
       comm_.abort(detail::text("an exception ended the model (rank ", comm_.rank(), ")"));
@@ -187,8 +194,9 @@ class sharded_model {
   /// Forward leases outside any window.
   [[nodiscard]] zero::evaluation<state> evaluation() { return zero::evaluation<state>{*model_}; }
 
-  /// Reduce what is not reduced yet, update, and make parameters whole where the stage keeps them
-  /// so; all of it on the communication stream. The window is the micro-batches that ran.
+  /// Reduce what is not reduced yet, update by the mean of the gradients over ranks and
+  /// micro-batches, and make parameters whole where the stage keeps them so; all of it on the
+  /// communication stream. The window is the micro-batches that ran.
   /// @throws zero::usage_error  a lease or micro-batch is open; no backward ran; a trainable
   ///                            parameter had neither gradient nor skip.
   step_result<state> step() {
@@ -198,7 +206,9 @@ class sharded_model {
     return {*model_, steps_, steps_, clips_};
   }
 
-  /// Wait until the last step is done: parameters may be read in their tensors (stages 0 to 2).
+  /// Let the engine wait until the last step is done: its stream may read parameters in their
+  /// tensors (stages 0 to 2). On the host that is the caller, which waits; on CUDA the host may
+  /// read them after a synchronization of that stream.
   void wait() { model_->wait(); }
 
   /// Write the optimizer's hyperparameters to the device, in the order of the engine's stream: the
@@ -247,13 +257,13 @@ class sharded_model {
   }
 
   /// This rank's part of the reduced gradient (before 1/M), between a window's last backward and
-  /// step.
+  /// step. Waits for its reduction.
   [[nodiscard]] gradient_part gradient(std::size_t id) {
     auto const [elements, first] = model_->reduced_gradient(id);
     return {elements, first};
   }
 
-  /// How many updates a parameter has had.
+  /// How many updates a parameter has had. Waits for the last step.
   [[nodiscard]] std::int64_t steps(std::size_t id) { return model_->steps(id); }
 
   [[nodiscard]] zero::plan const& plan() const noexcept { return spec_->planned(); }

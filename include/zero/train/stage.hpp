@@ -15,14 +15,14 @@ namespace zero::inline v0 {
 /// How stage 1 reduces gradients.
 enum class gradient_collective : std::uint8_t {
   reduce_scatter,  ///< each rank has its slice of the average; off-shard gradients are not reduced
-  all_reduce,      ///< every rank has the whole averaged gradient, for f more traffic
+  all_reduce,      ///< every rank has the whole averaged gradient, which is sent once more
 };
 
 /// A stage as data.
 struct stage {
   placements placed;
   gradient_collective gradients = gradient_collective::reduce_scatter;
-  std::size_t prefetch = 0;         ///< buckets gathered ahead
+  std::size_t prefetch = 0;         ///< of stage 3, as the next: buckets gathered ahead
   bool keep_after_forward = false;  ///< parameters stay whole from forward to backward
   bool keep_last = false;           ///< the last bucket does, which backward needs first
   std::size_t max_live_units = 1;   ///< units leased at once

@@ -164,14 +164,14 @@ class update {
   /// Waits for the last step.
   /// @throws zero::usage_error  ranks disagreed; nothing was updated.
   [[nodiscard]] step_outcome outcome() const {
-    finished_.wait();
+    wait_for_device();
     throw_fault(found(), comm_->rank());
     return {found().norm, found().skipped != 0};
   }
 
   /// How many updates a parameter has had. Waits for the last step.
   [[nodiscard]] std::int64_t steps(std::size_t id) const {
-    finished_.wait();
+    wait_for_device();
     std::int64_t out = 0;
     device::download(*stream_, words(at<std::int64_t>(map_.steps) + id, sizeof out),
                      words(&out, sizeof out));
@@ -179,6 +179,14 @@ class update {
   }
 
  private:
+  /// Let the host wait for the last step, once.
+  void wait_for_device() const {
+    if (!done_) {
+      finished_.wait();
+      done_ = recorded_;
+    }
+  }
+
   struct give_back {
     void operator()(step_report* report) const noexcept {
       device::deallocate_host(report, sizeof *report);

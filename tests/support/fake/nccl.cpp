@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <span>
 #include <sstream>
 
 // Communicators, and the meetings of their calls on the streams' threads.
@@ -129,6 +130,7 @@ ncclComm* owner(window const& of) { return of.comm; }
 
 struct nccl_state {
   bool share = false;
+  bool refuses_windows = false;
   int version = NCCL_VERSION_CODE;
   std::uint64_t ids = 0;
   std::string difference;
@@ -219,14 +221,17 @@ std::ptrdiff_t window_offset_locked(ncclComm const* comm, void const* memory) {
   return -1;
 }
 
-// What peers read or write of a call has every rank's offset.
+// What peers read or write of a call has every rank's offset; the rest is in a window on all ranks,
+// or on none.
 void check_offsets_locked(meeting const& here) {
   nccl_op const& first = *here.calls.front();
   auto const offsets_of = [&](nccl_op const& call) {
     bool const reads = first.what != kind::all_gather;
     bool const writes = first.what != kind::reduce_scatter;
-    return std::pair{reads ? window_offset_locked(call.comm, call.input) : -1,
-                     writes ? window_offset_locked(call.comm, call.output) : -1};
+    std::ptrdiff_t const input = window_offset_locked(call.comm, call.input);
+    std::ptrdiff_t const output = window_offset_locked(call.comm, call.output);
+    return std::pair{reads ? input : std::min<std::ptrdiff_t>(input, 0),
+                     writes ? output : std::min<std::ptrdiff_t>(output, 0)};
   };
   for (nccl_op const* call : here.calls) {
     if (!first.is_pair() && offsets_of(*call) != offsets_of(first) && nccl().misuse.empty()) {
@@ -597,12 +602,16 @@ void end_comm(ncclComm& comm) {
   comm.live = false;
 }
 
-bool is_of_nccl_locked(void const* memory) {
+// The memory of ncclMemAlloc's that this is a part of, or none.
+std::span<std::byte const> allocation_of_locked(void const* memory) {
   auto const at = reinterpret_cast<std::uintptr_t>(memory);
-  return std::any_of(nccl().allocations.begin(), nccl().allocations.end(), [&](auto const& each) {
-    auto const begin = reinterpret_cast<std::uintptr_t>(each.first);
-    return at >= begin && at < begin + each.second;
-  });
+  for (auto const& [start, bytes] : nccl().allocations) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(start);
+    if (at >= begin && at < begin + bytes) {
+      return {static_cast<std::byte const*>(start), bytes};
+    }
+  }
+  return {};
 }
 
 void* new_handle_locked() { return reinterpret_cast<void*>(++nccl().handles << 4U); }
@@ -650,6 +659,7 @@ using detail::nccl;
 void reset_nccl() {
   hidden_lock const lock;
   nccl().share = false;
+  nccl().refuses_windows = false;
   nccl().version = NCCL_VERSION_CODE;
   nccl().difference.clear();
   nccl().misuse.clear();
@@ -658,6 +668,11 @@ void reset_nccl() {
 void allow_shared_device(bool allow) {
   hidden_lock const lock;
   nccl().share = allow;
+}
+
+void refuse_windows(bool refuse) {
+  hidden_lock const lock;
+  nccl().refuses_windows = refuse;
 }
 
 void set_nccl_version(int version) {
@@ -1017,13 +1032,20 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t b
         reinterpret_cast<std::uintptr_t>(memory) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
       return refuse(comm, ncclInvalidArgument, "memory that isn't aligned for a window");
     }
-    if (!is_of_nccl_locked(memory)) {  // it has no handle that peers could map
+    if (allocation_of_locked(memory).empty()) {  // it has no handle that peers could map
       return refuse(comm, ncclUnhandledCudaError, "memory that isn't ncclMemAlloc's");
     }
+    if (nccl().refuses_windows) {
+      *window = nullptr;
+      return ncclSuccess;
+    }
+    std::span<std::byte const> of{static_cast<std::byte const*>(memory), bytes};
+    if (nccl().version < NCCL_VERSION(2, 28, 0)) {
+      of = allocation_of_locked(memory);
+    }
     void* const handle = new_handle_locked();
-    nccl().windows.emplace(handle,
-                           fake::detail::window{comm, static_cast<std::byte const*>(memory), bytes,
-                                                (flags & NCCL_WIN_COLL_SYMMETRIC) != 0});
+    nccl().windows.emplace(handle, fake::detail::window{comm, of.data(), of.size(),
+                                                        (flags & NCCL_WIN_COLL_SYMMETRIC) != 0});
     *window = static_cast<ncclWindow_t>(handle);
     return ncclSuccess;
   });

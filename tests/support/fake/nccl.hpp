@@ -33,7 +33,11 @@ void reset_nccl();
 /// Whether ranks may share a device, which NCCL refuses (at first, as NCCL).
 void allow_shared_device(bool allow);
 
-/// What ncclGetVersion tells (NCCL_VERSION_CODE at first).
+/// Let no memory become a window on this machine, or again: ncclCommWindowRegister gives none.
+void refuse_windows(bool refuse);
+
+/// What ncclGetVersion tells (NCCL_VERSION_CODE at first). Before 2.28 a window is of the whole
+/// allocation.
 void set_nccl_version(int version);
 
 /// Each communicator of rank `rank` that lives now has the asynchronous error `error`.
