@@ -22,6 +22,31 @@ TEST_CASE("a step allocates, frees and waits for nothing, in every setting") {
   }
 }
 
+TEST_CASE("what a step found costs one wait of the host, however much of it is read") {
+  for (test::setting const& how : test::every_setting({.clip_norm = 1.0, .bucket_bytes = 0})) {
+    zero::basic_solo<zero::cuda> comm;
+    zero::cuda_stream stream;
+    test::device_engine<zero::cuda, float> engine{stream};
+    zero::options options = how.options;
+    options.stream = stream.native();
+    zero::sharded_model model{comm, engine.units(), how.stage, zero::adamw{}, how.policy, options};
+    for (std::size_t step = 0; step < 2; ++step) {
+      auto const result = engine.step(model, {}, 0, step);
+      fake::log(true);
+      CHECK_MESSAGE(result.norm() > 0, how.name);
+      CHECK_FALSE(result.skipped());
+      CHECK(result.norm() > 0);
+      test::counts calls;
+      for (std::string const& name : fake::logged()) {
+        ++calls[name];
+      }
+      fake::log(false);
+      test::erase_questions(calls);
+      CHECK_MESSAGE(test::in_words(calls) == "cudaEventSynchronize 1\n", how.name);
+    }
+  }
+}
+
 TEST_CASE("all that a rank alone calls in a step, by hand") {
   std::vector<test::setting> const settings = test::plain_stages();
   for (std::size_t stage = 0; stage < settings.size(); ++stage) {

@@ -215,8 +215,8 @@ class sharded_model {
   /// steps of a captured graph read them there, whatever they were when it was captured.
   void write_hyperparameters() { model_->write_hyperparameters(optimizer_); }
 
-  /// A graph of whole steps, captured from the engine's stream, was launched there `n` times since
-  /// the last call: count what it sent, and order what follows behind it.
+  /// A graph of whole steps, captured from the engine's stream, was launched there `n` times: count
+  /// what it sent, and order what follows behind it. Before any other call after a launch.
   ///
   /// A capture begins with nothing in flight (after `wait` and a synchronization of the stream),
   /// ends after `wait`, and fixes who had gradients and how many micro-batches there are; what it

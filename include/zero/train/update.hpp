@@ -95,8 +95,7 @@ class update {
     }
     done_ = false;
     recorded_ = false;
-    once(mark_updating{state(), 1});
-    publish();
+    mark(1);
     device::launch(
         *stream_, parameters().size(),
         count_updates<map, Optimizer>{state(), at<Optimizer>(map_.optimizer), messages,
@@ -110,7 +109,7 @@ class update {
         stream_->record(ready_[b]);
       }
     }
-    once(mark_updating{state(), 0});
+    mark(0);
     publish();
     stream_->record(finished_);
     recorded_ = true;
@@ -137,9 +136,10 @@ class update {
   void wait(std::size_t b) { engine_->wait(ready_[b]); }
   void wait() { engine_->wait(finished_); }
 
-  /// True once an update failed midway: parameters are neither old nor new.
+  /// Where the stream runs host code: true once an update failed midway, so that parameters are
+  /// neither old nor new.
   [[nodiscard]] bool broken() const noexcept {
-    return (device::has_host_memory ? finished_.ready() : done()) && found().updating != 0;
+    return device::has_host_memory && finished_.ready() && found().updating != 0;
   }
 
   /// Whether the last step is done; asked of the device until it is.
@@ -253,6 +253,13 @@ class update {
     comm_->all_gather(words(control_ + mine, bytes),
                       words(control_ + all, bytes * static_cast<std::uint64_t>(comm_->size())),
                       *stream_);
+  }
+
+  /// Where the stream runs host code, which may end an update midway.
+  void mark(std::uint32_t updating) {
+    if constexpr (device::has_host_memory) {
+      once(mark_updating{state(), updating});
+    }
   }
 
   void publish() {
