@@ -66,6 +66,7 @@ struct memory {
 double read(any_span span, std::size_t i) {
   switch (span.dtype()) {
     case dtype::bfloat16: return static_cast<float>(span.as<zero::bfloat16>()[i]);
+    case dtype::float16: return static_cast<float>(span.as<zero::float16>()[i]);
     default: return span.as<float>()[i];
   }
 }
@@ -74,6 +75,9 @@ void write(any_span span, std::size_t i, double value) {
   switch (span.dtype()) {
     case dtype::bfloat16:
       span.as<zero::bfloat16>()[i] = zero::bfloat16{static_cast<float>(value)};
+      break;
+    case dtype::float16:
+      span.as<zero::float16>()[i] = zero::float16{static_cast<float>(value)};
       break;
     default: span.as<float>()[i] = static_cast<float>(value); break;
   }
@@ -190,31 +194,37 @@ TEST_CASE("a bucket's parameters are gathered, all of them or the trainable ones
   }
 }
 
-TEST_CASE("a float32 keeps its value beside bf16 in a bucket, in either order") {
+TEST_CASE("a float32 keeps its value beside both 16-bit types in a bucket, in either order") {
   // DeepSpeed#8072, #8113
   for (bool const narrow_first : {true, false}) {
     zero::run_threads(2, [&](zero::thread_communicator& comm) {
       zero::parameter_spec const b{.name = "b", .size = 6, .value = dtype::bfloat16};
+      zero::parameter_spec const h{.name = "h", .size = 7, .value = dtype::float16};
       zero::parameter_spec const f{.name = "f", .size = 5};
       using list = std::vector<zero::parameter_spec>;
-      layout const of{{{narrow_first ? list{b, f} : list{f, b}, {}}}, 2, {}};
+      layout const of{{{narrow_first ? list{b, h, f} : list{f, h, b}, {}}}, 2, {}};
+      CHECK(of.segments().size() == 3);
       float const exact = 1.0F + std::bit_cast<float>(0x35800000U);  // 1 + 2^-20
       memory values{of};
-      for (std::size_t s = 0; s < 2; ++s) {
+      for (std::size_t s = 0; s < 3; ++s) {
         layout::segment const& segment = of.segments()[s];
         for (std::size_t i = 0; i < segment.cut.slice(); ++i) {
-          write({values.slice[s].data(), segment.cut.slice(), segment.value}, i, exact);
+          write({values.slice[s].data(), segment.cut.slice(), segment.value}, i,
+                segment.value == dtype::float16 ? 1 + 0x1p-10 : exact);
         }
       }
       zero::host_stream stream;
       all_gather_bucket(comm, of, 0, values.shard(), values.full(), zero::segments::all, stream);
       layout::parameter const& wide = of.parameters()[of.find("f")];
       layout::parameter const& narrow = of.parameters()[of.find("b")];
+      layout::parameter const& half = of.parameters()[of.find("h")];
       for (std::size_t i = 0; i < 5; ++i) {
         CHECK(read({values.whole[wide.segment].data(), 64, dtype::float32}, wide.offset + i) ==
               exact);
         CHECK(read({values.whole[narrow.segment].data(), 64, dtype::bfloat16}, narrow.offset + i) ==
               1);
+        CHECK(read({values.whole[half.segment].data(), 64, dtype::float16}, half.offset + i) ==
+              1 + 0x1p-10);
       }
     });
   }

@@ -161,7 +161,9 @@ void check_16_bit_means(Communicator& comm) {
 template <class Communicator>
 void check_slow_reductions(Communicator& comm) {
   constexpr std::size_t units = 8;
-  for (std::size_t const bucket_elements : {1U, 7U, 64U, 1U << 20U}) {
+  constexpr std::size_t size = 16;
+  // Buckets of one unit, of two, of four, and one of all.
+  for (std::size_t const bucket_elements : {1U, 40U, 64U, 1U << 20U}) {
     for (bool const overlap : {false, true}) {
       slow_reductions slow{comm.split(0, comm.rank()), std::chrono::milliseconds{50}};
       zero::cuda_stream stream;
@@ -169,8 +171,8 @@ void check_slow_reductions(Communicator& comm) {
       std::vector<std::unique_ptr<cuda_tensor<float>>> gradients;
       std::vector<std::vector<zero::any_parameter>> declared;
       for (std::size_t u = 0; u < units; ++u) {
-        values.push_back(std::make_unique<cuda_tensor<float>>(stream, std::vector<float>(7)));
-        gradients.push_back(std::make_unique<cuda_tensor<float>>(stream, std::vector<float>(7)));
+        values.push_back(std::make_unique<cuda_tensor<float>>(stream, std::vector<float>(size)));
+        gradients.push_back(std::make_unique<cuda_tensor<float>>(stream, std::vector<float>(size)));
         declared.push_back({zero::parameter("p" + std::to_string(u), *values[u], *gradients[u])});
       }
       zero::sharded_model model{slow,
@@ -185,7 +187,7 @@ void check_slow_reductions(Communicator& comm) {
         auto micro = model.microbatch(0, 1);
         for (std::size_t u = units; u-- > 0;) {
           auto const lease = micro.backward(u);
-          zero::cuda::launch(stream, 7,
+          zero::cuda::launch(stream, size,
                              fill<float>{gradients[u]->view().data(), static_cast<float>(u + 1)});
         }
       }
@@ -194,7 +196,7 @@ void check_slow_reductions(Communicator& comm) {
       bool right = true;
       for (std::size_t u = 0; u < units; ++u) {
         right = right && downloaded(stream, values[u]->view()) ==
-                             std::vector<float>(7, -static_cast<float>(u + 1));
+                             std::vector<float>(size, -static_cast<float>(u + 1));
       }
       CHECK_MESSAGE(right, "buckets of ", bucket_elements, " elements, overlap ", overlap);
     }
@@ -332,13 +334,13 @@ void check_slow_reducers(Communicator& comm) {
 /// faults.
 template <class Communicator>
 void check_destruction_in_flight(Communicator& comm) {
-  for (auto const& [name, stage] : every_stage()) {
+  for (named_stage const& each : every_stage()) {
     zero::cuda_stream stream;
     device_engine<zero::cuda, float> engine{stream};
     {
       zero::sharded_model model{comm,
                                 engine.units(),
-                                stage,
+                                each.second,
                                 zero::adamw{},
                                 zero::reduce_per_microbatch{},
                                 {.stream = stream.native()}};
@@ -347,9 +349,9 @@ void check_destruction_in_flight(Communicator& comm) {
       comm.exchange(std::array{std::byte{1}}, all);  // a rank that frees waits for the device
       sleep_in(stream, std::chrono::milliseconds{150});
       engine.step(model, {}, comm.rank(), 0);
-      CHECK_MESSAGE(cudaStreamQuery(stream.native()) == cudaErrorNotReady, name);
+      CHECK_MESSAGE(cudaStreamQuery(stream.native()) == cudaErrorNotReady, each.first);
     }
-    CHECK_MESSAGE(cudaStreamSynchronize(stream.native()) == cudaSuccess, name);
+    CHECK_MESSAGE(cudaStreamSynchronize(stream.native()) == cudaSuccess, each.first);
   }
 }
 

@@ -70,11 +70,28 @@ struct write_gradient {
   }
 };
 
+/// The sum of a parameter's values: what a forward reads of it.
+template <class T>
+struct read_parameter {
+  T const* value;
+  std::size_t size;
+  T* sum;
+
+  ZERO_HOST_DEVICE void operator()(std::size_t /*first*/, std::size_t /*count*/) const {
+    float all = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      all += static_cast<float>(value[i]);
+    }
+    *sum = static_cast<T>(all);
+  }
+};
+
 /// What a run of the engine is made of, beside stage, policy and options.
 struct run_settings {
   std::size_t steps = 10;
   std::size_t microbatches = 2;
   bool by_parameter = false;  ///< gradients one by one
+  bool reads = false;         ///< forward reads each parameter
 };
 
 /// Elements of each parameter, unit by unit: sizes that don't divide, one element, none.
@@ -154,6 +171,9 @@ class device_engine {
     auto micro = model.microbatch(m, run.microbatches);
     for (std::size_t u = 0; u < units_.size(); ++u) {
       auto const lease = micro.forward(u);
+      if (run.reads) {
+        read(u);
+      }
     }
     float const constant =
         static_cast<float>(rank + 1) * 0.25F + static_cast<float>(m) - static_cast<float>(step % 3);
@@ -193,6 +213,17 @@ class device_engine {
   }
 
  private:
+  void read(std::size_t u) {
+    if (!sum_) {
+      sum_ = std::make_unique<tensor>(stream_, std::vector<T>(1));
+    }
+    for (auto const& [value, gradient] : units_[u]) {
+      std::span<T> const elements = value->view();
+      Device::launch(stream_, 1,
+                     read_parameter<T>{elements.data(), elements.size(), sum_->view().data()});
+    }
+  }
+
   void launch(std::size_t u, std::size_t p, std::span<T> gradient, float constant, bool add) {
     std::span<T> const value = units_[u][p].first->view();
     Device::launch(stream_, value.size(),
@@ -201,6 +232,7 @@ class device_engine {
 
   stream& stream_;
   std::vector<std::vector<std::pair<std::unique_ptr<tensor>, std::unique_ptr<tensor>>>> units_;
+  std::unique_ptr<tensor> sum_;
 };
 
 /// Train an engine of a rank's own, and read its values.

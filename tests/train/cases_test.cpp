@@ -255,7 +255,9 @@ TEST_CASE("case 15: a tied parameter adds up its uses, and counts once in norm a
   everywhere({1, 2, 3, 4}, {.clip_norm = 1e6, .alignment = 1},
              [](communicator& comm, test::setting const& how, test::hooks&) {
                test::model engine{{{{"e", 4}}, {test::use_of("e")}}};
-               auto sharded = make_sharded(comm, engine.units(), plain, how);
+               test::setting both = how;
+               both.stage.max_live_units = 2;
+               auto sharded = make_sharded(comm, engine.units(), plain, both);
                for (float const expected : {8.0F, 6.0F}) {
                  auto const result = test::run_step(sharded, engine, 1);
                  CHECK_MESSAGE(result.norm() == 4.0, how.name);
@@ -268,6 +270,10 @@ TEST_CASE("case 15: a tied parameter adds up its uses, and counts once in norm a
                                              [&](float e) { return e == expected; }),
                                  how.name);
                  }
+                 auto const one = evaluation.forward(0);
+                 auto const other = evaluation.forward(1);
+                 CHECK_MESSAGE(one.parameter<float>(0).data() == other.parameter<float>(0).data(),
+                               how.name);
                }
                std::size_t const world = static_cast<std::size_t>(comm.size());
                std::size_t const whole = 4 * sizeof(float);
@@ -697,6 +703,27 @@ TEST_CASE("case 31: types in one bucket are packed apart and keep their bits") {
   }
 }
 
+TEST_CASE("case 31: a model with both 16-bit types is refused, and nothing is cast") {
+  zero::solo comm;
+  test::owning_tensor<zero::bfloat16> b{6};
+  test::owning_tensor<zero::float16> h{6, zero::float16{0.5F}};
+  test::owning_tensor<float> f{5};
+  std::vector<std::vector<zero::any_parameter>> const units{
+      {zero::parameter("b", b), zero::parameter("h", h), zero::parameter("f", f)}};
+  std::string const message = test::message_of([&] {
+    zero::sharded_model const model{comm,
+                                    units,
+                                    zero::stage2{},
+                                    plain,
+                                    zero::reduce_per_microbatch{},
+                                    {.precision = zero::bf16}};
+  });
+  CHECK(message ==
+        "sharded_model: parameter 'h': expected bfloat16 or wider, as the precision says, actual "
+        "float16 (rank 0)");
+  CHECK(static_cast<float>(h.view[0]) == 0.5F);
+}
+
 TEST_CASE("case 33: 16-bit gradients neither overflow nor underflow on the way to their mean") {
   for (zero::dtype const reduced : {zero::dtype::float16, zero::dtype::float32}) {
     for (float const gradient : {20000.0F, std::ldexp(1.0F, -24)}) {
@@ -728,15 +755,16 @@ TEST_CASE("case 33: 16-bit gradients neither overflow nor underflow on the way t
 }
 
 TEST_CASE("case 35: a gradient slot isn't filled again before its slow reduction has read it") {
-  for (std::uint64_t const bucket_elements : {1U, 7U, 64U, 1000U}) {
+  // Buckets of one unit, of two, of four, and one of all.
+  for (std::uint64_t const bucket_elements : {1U, 40U, 64U, 1000U}) {
     zero::options const options{.bucket_bytes = bucket_elements * sizeof(float)};
     everywhere({2}, options, [](communicator& comm, test::setting const& how, test::hooks& hooks) {
       test::model::structure units;
       test::whole_values expected;
       for (std::size_t i = 0; i < 8; ++i) {
         std::string const name = "p" + std::to_string(i);
-        units.push_back({{name, 7}});
-        expected[name] = values(7, 9 - static_cast<float>(i));
+        units.push_back({{name, 16}});
+        expected[name] = values(16, 9 - static_cast<float>(i));
       }
       test::model engine{units};
       auto sharded = make_sharded(comm, engine.units(), plain, how);
@@ -939,4 +967,5 @@ TEST_CASE("case 57: one rank updates tiny tensors as one dense process does, and
   check_alone<double>(zero::fp32, 10.0 + std::ldexp(1.0, -40));
   check_alone<zero::bfloat16>(zero::bf16, zero::bfloat16{10.0F});
   check_alone<zero::bfloat16>(zero::bf16_reduced, zero::bfloat16{10.0F});
+  check_alone<zero::float16>({.parameters = zero::dtype::float16}, zero::float16{10.0F});
 }

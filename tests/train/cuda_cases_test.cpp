@@ -33,34 +33,35 @@ void on_ranks(int ranks, Function const& function) {
 
 }  // namespace
 
-TEST_CASE("16-bit gradients neither overflow nor underflow on the way to their mean") {
+TEST_CASE("case 33: 16-bit gradients neither overflow nor underflow on the way to their mean") {
   fake::protect_device_memory(FAKE_HAS_TSAN == 0);  // for speed
   on_ranks(4, [](zero::loopback& comm) { test::check_16_bit_means(comm); });
 }
 
-TEST_CASE("two gradient slots and slow reductions: parameter i gets the gradient i + 1") {
+TEST_CASE("case 35: two gradient slots and slow reductions: parameter i gets the gradient i + 1") {
   on_ranks(2, [](zero::loopback& comm) { test::check_slow_reductions(comm); });
 }
 
-TEST_CASE("a unit that is released at once stays until the kernel that reads it has run") {
+TEST_CASE("case 37: a unit that is released at once stays until the kernel that reads it has run") {
   zero::basic_solo<zero::cuda> alone;
   test::check_slow_readers(alone);
   on_ranks(2, [](zero::loopback& comm) { test::check_slow_readers(comm); });
 }
 
-TEST_CASE("a gradient that is released at once stays until its reduction has read it") {
+TEST_CASE("case 37: a gradient that is released at once stays until its reduction has read it") {
   zero::basic_solo<zero::cuda> alone;
   test::check_slow_reducers(alone);
   on_ranks(2, [](zero::loopback& comm) { test::check_slow_reducers(comm); });
 }
 
-TEST_CASE("a model that is destroyed with work in flight waits for it") {
+TEST_CASE("case 37: a model that is destroyed with work in flight waits for it") {
   zero::basic_solo<zero::cuda> alone;
   test::check_destruction_in_flight(alone);
   on_ranks(2, [](zero::loopback& comm) { test::check_destruction_in_flight(comm); });
 }
 
-TEST_CASE("a rank that throws or ends, at any moment, ends the others within the deadline") {
+TEST_CASE(
+    "case 53: a rank that throws or ends, at any moment, ends the others within the deadline") {
   test::pairs<zero::loopback> pairs;
   test::check_dying_rank(on_loopback, [&](int rank) {
     return pairs.take(rank, [] { return zero::loopback::create(2, {.deadline = 20s}); });

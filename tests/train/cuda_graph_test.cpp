@@ -57,11 +57,11 @@ TEST_CASE("so have those of one rank of loopback") {
 }
 
 TEST_CASE("ranks that share a GPU meet on the host, so each of them refuses a capture") {
-  for (auto const& [name, stage] : test::every_stage()) {
+  for (test::named_stage const& each : test::every_stage()) {
     test::failures const caught = test::run_failing(
         2,
-        [&stage](zero::loopback& comm) {
-          test::graph_rank rank{comm, {"", stage, zero::reduce_per_microbatch{}, {}}};
+        [&each](zero::loopback& comm) {
+          test::graph_rank rank{comm, {"", each.second, zero::reduce_per_microbatch{}, {}}};
           rank.step();
           rank.settle();
           test::graph const captured{rank.stream.native(),
@@ -73,8 +73,8 @@ TEST_CASE("ranks that share a GPU meet on the host, so each of them refuses a ca
         },
         on_loopback);
     CHECK_MESSAGE(
-        caught.all_say({"expected no capture where threads share a GPU, actual one (rank "}), name,
-        ": ", caught.text());
+        caught.all_say({"expected no capture where threads share a GPU, actual one (rank "}),
+        each.first, ": ", caught.text());
   }
 }
 
@@ -82,11 +82,11 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
   std::string_view const no_wait = "expected no wait of the host in a capture, actual one";
   std::string_view const refused = "actual cudaErrorStreamCaptureUnsupported";
   std::string_view const unjoined = "actual cudaErrorStreamCaptureUnjoined";
-  for (auto const& [name, stage] : test::every_stage()) {
-    auto const check = [&, &at = stage, &title = name](std::string_view what,
-                                                       std::string_view expected, auto attempt) {
-      std::string const actual = tried(at, attempt);
-      CHECK_MESSAGE(actual.find(expected) != std::string::npos, title, ", ", what, ": ", actual);
+  for (test::named_stage const& each : test::every_stage()) {
+    auto const check = [&](std::string_view what, std::string_view expected, auto attempt) {
+      std::string const actual = tried(each.second, attempt);
+      CHECK_MESSAGE(actual.find(expected) != std::string::npos, each.first, ", ", what, ": ",
+                    actual);
     };
     // Results, which the host would wait for.
     check("a norm", no_wait, [](solo_rank& rank) { static_cast<void>(rank.step().norm()); });
@@ -115,8 +115,8 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
       rank.step();
       rank.model.release();
     });
-    check("another model", refused, [&at = stage](solo_rank& rank) {
-      solo_rank const other{rank.comm, {"", at, zero::reduce_per_microbatch{}, {}}};
+    check("another model", refused, [&](solo_rank& rank) {
+      solo_rank const other{rank.comm, {"", each.second, zero::reduce_per_microbatch{}, {}}};
     });
     // What doesn't end idle.
     check("a step without a wait", unjoined, [](solo_rank& rank) { rank.step(); });
@@ -132,9 +132,9 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
 
 #if defined(ZERO_FAKE_CUDA)
 TEST_CASE("a capture that begins with work in flight, or in a window, is refused") {
-  for (auto const& [name, stage] : test::every_stage()) {
+  for (test::named_stage const& each : test::every_stage()) {
     solo comm;
-    solo_rank rank{comm, {"", stage, zero::local_accumulate{}, {}}};
+    solo_rank rank{comm, {"", each.second, zero::local_accumulate{}, {}}};
     fake::delay_all(std::chrono::milliseconds{5});
     rank.step();
     std::string const actual = test::message_of<zero::error>([&] {
@@ -144,13 +144,13 @@ TEST_CASE("a capture that begins with work in flight, or in a window, is refused
                   }};
     });
     CHECK_MESSAGE(
-        actual.find("expected nothing in flight where a capture begins") != std::string::npos, name,
-        ": ", actual);
+        actual.find("expected nothing in flight where a capture begins") != std::string::npos,
+        each.first, ": ", actual);
     fake::delay_all(std::chrono::microseconds{0});
   }
-  for (auto const& [name, stage] : test::every_stage()) {
+  for (test::named_stage const& each : test::every_stage()) {
     solo comm;
-    solo_rank rank{comm, {"", stage, zero::local_accumulate{}, {}}};
+    solo_rank rank{comm, {"", each.second, zero::local_accumulate{}, {}}};
     {
       auto micro = rank.model.microbatch(0, 2);
       for (std::size_t u = test::device_units().size(); u-- > 0;) {
@@ -164,7 +164,7 @@ TEST_CASE("a capture that begins with work in flight, or in a window, is refused
                   }) ==
                       "capture: expected to begin before a window's first micro-batch, actual "
                       "after 1 of 2 (rank 0)",
-                  name);
+                  each.first);
   }
 }
 #endif

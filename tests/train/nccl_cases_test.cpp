@@ -38,27 +38,28 @@ void on_ranks(int ranks, Function const& function) {
 }  // namespace
 
 // In fast mode NCCL sums float16 as float32.
-TEST_CASE("16-bit gradients neither overflow nor underflow on the way to their mean") {
+TEST_CASE("case 33: 16-bit gradients neither overflow nor underflow on the way to their mean") {
   on_ranks(4, [](zero::nccl& comm) { test::check_16_bit_means(comm); });
 }
 
-TEST_CASE("two gradient slots and slow reductions: parameter i gets the gradient i + 1") {
+TEST_CASE("case 35: two gradient slots and slow reductions: parameter i gets the gradient i + 1") {
   on_ranks(2, [](zero::nccl& comm) { test::check_slow_reductions(comm); });
 }
 
-TEST_CASE("a unit that is released at once stays until the kernel that reads it has run") {
+TEST_CASE("case 37: a unit that is released at once stays until the kernel that reads it has run") {
   on_ranks(2, [](zero::nccl& comm) { test::check_slow_readers(comm); });
 }
 
-TEST_CASE("a gradient that is released at once stays until its reduction has read it") {
+TEST_CASE("case 37: a gradient that is released at once stays until its reduction has read it") {
   on_ranks(2, [](zero::nccl& comm) { test::check_slow_reducers(comm); });
 }
 
-TEST_CASE("a model that is destroyed with work in flight waits for it") {
+TEST_CASE("case 37: a model that is destroyed with work in flight waits for it") {
   on_ranks(2, [](zero::nccl& comm) { test::check_destruction_in_flight(comm); });
 }
 
-TEST_CASE("a rank that throws or ends, at any moment, ends the others within the deadline") {
+TEST_CASE(
+    "case 53: a rank that throws or ends, at any moment, ends the others within the deadline") {
   using client = std::shared_ptr<zero::detail::control_client>;
   for (zero::nccl_mode const mode : modes) {
     fake::set_device_count(3);

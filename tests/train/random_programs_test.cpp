@@ -176,7 +176,8 @@ program make_program(std::uint64_t seed) {
 /// A small whole number, or nothing where this rank skips.
 std::optional<float> gradient(program const& of, std::string const& name, std::size_t i,
                               std::size_t rank, std::size_t step, std::size_t m, std::size_t use) {
-  std::uint64_t const place = name.back() + 131 * (name.size() + 31 * (step + 17 * (m + 13 * use)));
+  auto const last = static_cast<std::uint64_t>(name.back());
+  std::uint64_t const place = last + 131 * (name.size() + 31 * (step + 17 * (m + 13 * use)));
   dice skips{of.seed ^ (place * 7919 + rank)};
   if (skips.one_in(7)) {
     return std::nullopt;
