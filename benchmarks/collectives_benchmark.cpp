@@ -5,9 +5,10 @@
 //
 //   reduce_scatter  each rank reads 2 x 32 MiB and writes 32 over what it read
 //   all_gather      each rank reads 32 MiB and writes 32; its limits are memcpy and non-temporal
-//   stores small/...       calls of 4 KiB, one after the other: `us` is what one takes,
-//   `barrier_us` what a
-//                   std::barrier takes on the same threads
+//                   stores
+//
+//   small/...       calls of 4 KiB, one after the other: `us` is what one takes, `barrier_us` what
+//                   a std::barrier takes on the same threads
 //
 // The library and its limit alternate within each iteration, in an order that changes from one to
 // the next. `mpi_collectives` measures the same in MPI, between two processes.

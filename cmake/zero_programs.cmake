@@ -12,6 +12,11 @@ function(zero_program target)
       target_compile_options(${target} PRIVATE -mno-avx512f)
     endif()
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND
+     "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_DEBUG}" MATCHES "-fsanitize")
+    # False with what sanitizers add, as GCC's manual says.
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+  endif()
 endfunction()
 
 # zero_skip(what why): say, now and in <build>/skipped.txt, that something isn't built or tested here.

@@ -68,6 +68,21 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("a host tensor of an erased parameter is refused on every rank") {
+  test::failures const caught = test::run_failing(
+      2,
+      [](zero::loopback& comm) {
+        std::vector<float> value(4);  // with zero::tensor_traits of the host
+        std::vector<std::vector<zero::any_parameter>> const units{{zero::parameter("w", value)}};
+        zero::sharded_model const model{comm, units, zero::stage0{}, zero::adamw{},
+                                        zero::local_accumulate{}};
+      },
+      on_loopback);
+  CHECK_MESSAGE(caught.all_say({"sharded_model: parameter 'w': expected its value on cuda, actual "
+                                "on another device (rank 0)"}),
+                caught.text());
+}
+
 TEST_CASE("too little memory for the plan says so on every rank") {
   test::failures const caught = test::run_failing(
       2,

@@ -96,8 +96,16 @@ class thread_group {
         on.record(member(rank).events.arrived);
       });
     }
-    run(payload, rank, call,
-        [&](thread_place const& here) { checked(rank, call, [&] { move_data(here, on); }); });
+    run(payload, rank, call, [&](thread_place const& here) {
+      try {
+        checked(rank, call, [&] { move_data(here, on); });
+      } catch (communication_error const&) {
+        throw;
+      } catch (...) {
+        wait_for_readers(here);
+        throw;
+      }
+    });
   }
 
   /// The same in the control channel, whose bytes are the host's. Returns the sequence number.
@@ -154,19 +162,27 @@ class thread_group {
   }
 
   [[noreturn]] void give_up(thread_place const& here) {
-    here.channel.wait_until_unread(here.rank);
-    if constexpr (!Device::has_host_memory) {
-      for (int rank = 0; rank < size(); ++rank) {
-        wait_quietly(member(rank).events.finished);  // peers' streams may still read
-      }
-    }
+    wait_for_readers(here);
     failure.raise();
   }
 
-  static void wait_quietly(typename Device::event const& event) noexcept {
+  /// After a failure, until no peer reads this rank's memory any more.
+  void wait_for_readers(thread_place const& here) noexcept {
+    here.channel.wait_until_unread(here.rank);
+    if constexpr (!Device::has_host_memory) {
+      for (thread_member<Device> const& each : members_) {  // what streams read
+        quietly([&] { each.events.reduced.wait(); });
+        quietly([&] { each.events.finished.wait(); });
+      }
+    }
+  }
+
+  /// What throws belongs to a stream that failed, and reads no more.
+  template <class Wait>
+  static void quietly(Wait const& wait) noexcept {
     try {
-      event.wait();
-    } catch (std::exception const&) {  // its stream failed, and reads no more
+      wait();
+    } catch (std::exception const&) {
     }
   }
 
@@ -294,7 +310,7 @@ class thread_group {
     thread_transfer<Device> const transfer{here, on};
     wait_for_peers(here, on, &events::arrived);
     if (here.call.op == operation::all_reduce) {
-      read_payload(here, phase::reducing, phase::reduced, [&] {
+      read_payload(here, on, phase::reducing, phase::reduced, [&] {
         std::uint64_t const bytes = transfer.reduce_slice(member(here.rank).sources);
         record(here, on, &events::reduced);
         return bytes;
@@ -306,7 +322,7 @@ class thread_group {
       return;
     }
     bool const reduces = here.call.op == operation::reduce_scatter;
-    read_payload(here, reduces ? phase::reducing : phase::copying, phase::finished, [&] {
+    read_payload(here, on, reduces ? phase::reducing : phase::copying, phase::finished, [&] {
       std::uint64_t const bytes = last_part(here, transfer);
       record(here, on, &events::finished);
       return bytes;
@@ -325,11 +341,19 @@ class thread_group {
     }
   }
 
-  /// `copy` returns the bytes that it has read from peers.
+  /// `copy` returns the bytes that it reads from peers, in `on`.
   template <class Copy>
-  void read_payload(thread_place const& here, phase during, phase after, Copy const& copy) {
+  void read_payload(thread_place const& here, stream& on, phase during, phase after,
+                    Copy const& copy) {
     read_peers(here, during, after, [&] {
-      member(here.rank).peer_bytes_read.fetch_add(copy(), std::memory_order_relaxed);
+      try {
+        member(here.rank).peer_bytes_read.fetch_add(copy(), std::memory_order_relaxed);
+      } catch (...) {
+        if constexpr (!Device::has_host_memory) {
+          quietly([&] { on.synchronize(); });  // no event tells peers when it has read
+        }
+        throw;
+      }
     });
   }
 

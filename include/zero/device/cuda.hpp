@@ -98,12 +98,12 @@ class cuda {
   /// Copy from the host, and wait.
   static void upload(stream& stream, const_any_span from, any_span to) {
     move(stream, from, to, cudaMemcpyHostToDevice);
-    stream.synchronize();
+    finish(stream);
   }
   /// Copy to the host, and wait.
   static void download(stream& stream, const_any_span from, any_span to) {
     move(stream, from, to, cudaMemcpyDeviceToHost);
-    stream.synchronize();
+    finish(stream);
   }
   /// Copy to memory of `allocate_host`.
   static void publish(stream& stream, const_any_span from, any_span to) {
@@ -185,6 +185,16 @@ class cuda {
   }
 
  private:
+  /// Wait; where that fails once more, since the host's memory will be the caller's again.
+  static void finish(stream& stream) {
+    try {
+      stream.synchronize();
+    } catch (cuda_error const&) {
+      static_cast<void>(cudaStreamSynchronize(stream.native()));
+      throw;
+    }
+  }
+
   static void move(stream& stream, const_any_span from, any_span to, cudaMemcpyKind kind) {
     if (!to.empty()) {
       detail::device_scope const current{stream.device()};

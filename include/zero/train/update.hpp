@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <optional>
@@ -66,6 +67,7 @@ class update {
   /// Enqueue a step; `had_gradient(id)` is this rank's flag.
   template <class HadGradient>
   void enqueue(Optimizer const& optimizer, window const& over, HadGradient had_gradient) {
+    enqueuing_ = true;
     std::uint32_t const ranks = static_cast<std::uint32_t>(comm_->size());
     step_messages const messages{at<std::byte>(map_.messages), map_.message_bytes, ranks};
     if (!engine_->capturing()) {
@@ -113,6 +115,7 @@ class update {
     publish();
     stream_->record(finished_);
     recorded_ = true;
+    enqueuing_ = false;
   }
 
   /// Write the hyperparameters of the steps of a captured graph, in the engine's order.
@@ -137,9 +140,19 @@ class update {
   void wait() { engine_->wait(finished_); }
 
   /// Where the stream runs host code: true once an update failed midway, so that parameters are
-  /// neither old nor new.
+  /// neither old nor new. Waits for the stream after a step that wasn't enqueued whole.
   [[nodiscard]] bool broken() const noexcept {
-    return device::has_host_memory && finished_.ready() && found().updating != 0;
+    if constexpr (device::has_host_memory) {
+      if (enqueuing_) {
+        try {
+          stream_->synchronize();
+        } catch (std::exception const&) {  // was thrown before
+        }
+      }
+      return finished_.ready() && found().updating != 0;
+    } else {
+      return false;
+    }
   }
 
   /// Whether the last step is done; asked of the device until it is.
@@ -405,7 +418,8 @@ class update {
   std::unique_ptr<step_report, give_back> report_;  // the host's copy, where it needs one
   std::vector<event> ready_;                        // per bucket
   event finished_;
-  bool recorded_ = false;  // finished_ is that of the last step
+  bool enqueuing_ = false;  // a step, or its enqueuing threw
+  bool recorded_ = false;   // finished_ is that of the last step
   mutable bool done_ = true;
 };
 
