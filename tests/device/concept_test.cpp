@@ -99,6 +99,10 @@ struct device_that_allocates_bytes : zero::host {
 struct device_whose_deallocate_may_throw : zero::host {
   static void deallocate(void*, std::size_t);
 };
+struct device_whose_end_may_throw : zero::host {
+  template <class Work>
+  static void clean_up(Work const& work);
+};
 struct device_without_alignment : zero::host {
   static constexpr char const* alignment_bytes = "64";
 };
@@ -136,6 +140,7 @@ static_assert(!zero::device<device_without_fill>);
 static_assert(!zero::device<device_without_name>);
 static_assert(!zero::device<device_that_allocates_bytes>);
 static_assert(!zero::device<device_whose_deallocate_may_throw>);
+static_assert(!zero::device<device_whose_end_may_throw>);
 static_assert(!zero::device<device_without_alignment>);
 static_assert(!zero::device<device_with_a_poor_stream>);
 static_assert(!zero::device<device_with_a_poor_event>);

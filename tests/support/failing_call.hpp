@@ -5,6 +5,7 @@
 #include <fake/child.hpp>
 #include <fake/cuda.hpp>
 #include <support/device_engine.hpp>
+#include <support/graph.hpp>
 #include <support/settings.hpp>
 #include <support/watchdog.hpp>
 #include <zero/device/cuda.hpp>
@@ -24,6 +25,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 /// @file
 /// A call of the CUDA runtime or of NCCL that fails, each in turn, in the lives of two ranks: which
@@ -41,36 +43,55 @@ using call_place = std::pair<int, std::string>;
 /// This rank's life is over, but for destructors: they can't throw.
 inline thread_local bool only_destructors_left = false;
 
-/// The end of a life: both ranks come here, unless one throws.
+/// The end of a life: all ranks come here, unless one throws.
 template <class Communicator>
 void part(Communicator& comm) {
-  std::array<std::byte, 2> all{};
+  std::vector<std::byte> all(static_cast<std::size_t>(comm.size()));
   comm.exchange(std::array{std::byte{1}}, all);
   only_destructors_left = true;
 }
 
-/// A rank's life: build a model, train a step, read the values, and part together.
+/// A rank's life: build a model, train a step, read the values, release it, and part together.
 template <class Communicator>
-void live(Communicator& comm, setting const& how) {
+void live(Communicator& comm, setting const& how, bool by_parameter = false) {
   zero::cuda_stream stream;
   zero::options options = how.options;
   options.stream = stream.native();
   device_engine<zero::cuda, float> engine{stream};
   zero::sharded_model model{comm, engine.units(), how.stage, zero::adamw{}, how.policy, options};
-  engine.step(model, {.microbatches = 1}, comm.rank(), 0);
+  engine.step(model, {.microbatches = 1, .by_parameter = by_parameter}, comm.rank(), 0);
   static_cast<void>(model.steps(0));
   static_cast<void>(engine.values(model));
+  model.release();
   part(comm);
 }
 
-/// Live on two ranks, by `run(on_rank)`, and catch what they throw.
-template <class Run>
-[[nodiscard]] messages lives(Run const& run, setting const& how) {
+/// A rank's life whose second step is a graph's.
+template <class Communicator>
+void live_captured(Communicator& comm, setting const& how) {
+  graph_rank rank{comm, how};
+  rank.step();
+  rank.settle();
+  graph captured{rank.stream.native(), [&] {
+                   rank.step();
+                   rank.model.wait();
+                 }};
+  rank.meet();
+  rank.model.write_hyperparameters();
+  captured.launch(rank.stream.native());
+  rank.model.replayed(1);
+  static_cast<void>(rank.values());
+  part(comm);
+}
+
+/// Live, on at most two ranks, by `run(on_rank)`, the life `life(comm)`, and catch what they throw.
+template <class Run, class Life>
+[[nodiscard]] messages lives(Run const& run, Life const& life) {
   messages out;
   try {
     run([&](auto& comm) {
       try {
-        live(comm, how);
+        life(comm);
       } catch (std::exception const& failure) {
         out[static_cast<std::size_t>(comm.rank())] = failure.what();
         throw;
@@ -78,7 +99,7 @@ template <class Run>
     });
   } catch (std::exception const& failure) {
     for (std::string& each : out) {
-      each = each.empty() ? failure.what() : each;  // before the ranks began
+      each = each.empty() ? failure.what() : each;  // before the ranks began, or no such rank
     }
   }
   return out;
@@ -125,10 +146,12 @@ class failing_call {
     auto const is_in = [this](auto const& names) {
       return std::find(names.begin(), names.end(), failing_.second) != names.end();
     };
-    // A stream's destructor waits for it, and destroys it next.
-    bool const in_stream_destructor =
-        failing_.second == "cudaStreamSynchronize" && next_ == "cudaStreamDestroy";
-    return is_in(ends) || is_in(asks) || in_stream_destructor || in_destructors_;
+    // A stream's destructor waits for it first, that of a registration asks for the device.
+    bool const before_end =
+        (failing_.second == "cudaStreamSynchronize" && next_ == "cudaStreamDestroy") ||
+        (failing_.second == "cudaGetDevice" &&
+         (next_ == "ncclCommDeregister" || next_ == "ncclCommWindowDeregister"));
+    return is_in(ends) || is_in(asks) || before_end || in_destructors_;
   }
 
  private:
@@ -136,9 +159,9 @@ class failing_call {
     thread_local bool watches = false;  // NCCL's handle; such a thread begins without a rank
     std::string_view const name{function};
     std::lock_guard const lock{mutex_};
-    watches = watches ||
-              (zero::detail::rank_of_thread < 0 && name == "cudaThreadExchangeStreamCaptureMode");
-    if (caller_ == std::this_thread::get_id() && next_.empty()) {
+    bool const sets_mode = name == "cudaThreadExchangeStreamCaptureMode";
+    watches = watches || (zero::detail::rank_of_thread < 0 && sets_mode);
+    if (caller_ == std::this_thread::get_id() && next_.empty() && !sets_mode) {
       next_ = function;
     }
     call_place const here{watches ? -1 : zero::detail::rank_of_thread, function};
@@ -155,7 +178,7 @@ class failing_call {
   std::map<call_place, std::uint64_t> counts_;
   bool now_ = false;             // this call fails
   std::thread::id caller_;       // of the failed call
-  std::string next_;             // what it called next
+  std::string next_;             // what it called next, but for modes of capture
   bool in_destructors_ = false;  // it was made at the end of the rank's life
 };
 
@@ -175,6 +198,7 @@ std::uint64_t fail_each_call(std::string const& title, std::uint64_t stride, Liv
     all = noted.counts();
   }
   std::uint64_t loud = 0;
+  fake::live_counts left;
   for (auto const& [where, count] : all) {
     for (std::uint64_t n = 1; n <= count; n += each) {
       watchdog const limit{std::chrono::seconds{60}};
@@ -193,7 +217,8 @@ std::uint64_t fail_each_call(std::string const& title, std::uint64_t stride, Liv
       CHECK_MESSAGE((!must_throw || thrown[0].find(where.second) != std::string::npos ||
                      thrown[1].find(where.second) != std::string::npos),
                     about);
-      CHECK_MESSAGE(fake::live() == fake::live_counts{}, about);
+      CHECK_MESSAGE(fake::live() == left, about);
+      left = fake::live();  // each leak is told once
       loud += must_throw ? 1 : 0;
     }
   }

@@ -23,29 +23,36 @@ class graph {
  public:
   /// In the mode `global` other threads, too, may wait for nothing and take no memory.
   template <class Work>
-  graph(cudaStream_t stream, Work work, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal) {
-    zero::detail::check_cuda(cudaStreamBeginCapture(stream, mode), "begin");
+  graph(cudaStream_t stream, Work work, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal)
+      : graph{} {
+    zero::detail::check_cuda(cudaStreamBeginCapture(stream, mode), "cudaStreamBeginCapture");
     try {
       work();
+      zero::detail::check_cuda(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
     } catch (...) {
       static_cast<void>(cudaStreamEndCapture(stream, &graph_));
       static_cast<void>(cudaGetLastError());
       throw;
     }
-    zero::detail::check_cuda(cudaStreamEndCapture(stream, &graph_), "end");
-    zero::detail::check_cuda(cudaGraphInstantiate(&exec_, graph_, 0), "instantiate");
+    zero::detail::check_cuda(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
   }
   graph(graph const&) = delete;
   graph& operator=(graph const&) = delete;
   ~graph() {
-    static_cast<void>(cudaGraphExecDestroy(exec_));
-    static_cast<void>(cudaGraphDestroy(graph_));
+    if (exec_ != nullptr) {
+      static_cast<void>(cudaGraphExecDestroy(exec_));
+    }
+    if (graph_ != nullptr) {
+      static_cast<void>(cudaGraphDestroy(graph_));
+    }
   }
   void launch(cudaStream_t stream) {
-    zero::detail::check_cuda(cudaGraphLaunch(exec_, stream), "launch");
+    zero::detail::check_cuda(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
   }
 
  private:
+  graph() = default;
+
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t exec_ = nullptr;
 };

@@ -4,6 +4,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/core/error.hpp>
 #include <zero/device/cuda_error.hpp>
+#include <zero/device/cuda_stream.hpp>
 #include <zero/device/memory_resource.hpp>
 
 #include <nccl.h>
@@ -26,7 +27,9 @@ inline void* nccl_allocate(std::size_t bytes, void* /*context*/ = nullptr) {
   return memory;
 }
 
-inline void nccl_deallocate(void* memory, std::size_t /*bytes*/, void* /*context*/) {
+inline void nccl_deallocate(void* memory, std::size_t /*bytes*/,
+                            void* /*context*/ = nullptr) noexcept {
+  relaxed_capture const relaxed;
   static_cast<void>(ncclMemFree(memory));
 }
 

@@ -5,7 +5,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/comm/nccl_watch.hpp>
 #include <zero/core/error.hpp>
-#include <zero/device/cuda_stream.hpp>
+#include <zero/device/cuda.hpp>
 
 #include <nccl.h>
 
@@ -18,6 +18,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -130,16 +131,14 @@ class nccl_handle {
     settle("ncclGroupEnd");
   }
 
-  /// Calls of which nobody needs to know the end: not made after a failure.
+  /// Calls that end something: not made after a failure, with which it ended.
   template <class Function>
   void quietly(Function const& function) noexcept {
-    try {
-      device_scope const current{device_};
-      std::lock_guard const lock{mutex_};
-      if (comm_ != nullptr) {
-        function(comm_);
-      }
-    } catch (std::exception const&) {  // the device is gone, and with it what the call would end
+    std::optional<device_scope> current;
+    cuda::clean_up([&] { current.emplace(device_); });
+    std::lock_guard const lock{mutex_};
+    if (comm_ != nullptr) {
+      function(comm_);
     }
   }
 
@@ -224,12 +223,13 @@ class nccl_handle {
 
   /// After an error of CUDA, for which the group has failed.
   [[nodiscard]] bool drain_device() const noexcept {
-    try {
+    bool drained = false;
+    cuda::clean_up([&] {
       device_scope const current{device_};
-      return cudaDeviceSynchronize() == cudaSuccess;
-    } catch (std::exception const&) {
-      return false;
-    }
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      drained = true;
+    });
+    return drained;
   }
 
   void fail_late(std::chrono::milliseconds most) noexcept {

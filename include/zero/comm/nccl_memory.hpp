@@ -31,7 +31,7 @@ class nccl_block {
       return;
     }
     if (by_nccl_) {
-      static_cast<void>(ncclMemFree(memory_));
+      nccl_deallocate(memory_, bytes_);
     } else {
       cuda::deallocate(memory_, bytes_);
     }

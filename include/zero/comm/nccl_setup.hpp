@@ -9,6 +9,7 @@
 #include <zero/comm/scratch.hpp>
 #include <zero/core/any_span.hpp>
 #include <zero/core/error.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/core/partition.hpp>
 #include <zero/device/cuda.hpp>
 
@@ -133,7 +134,7 @@ struct nccl_rank {
     auto const add = [&](void const* memory, bool is_shared) {
       for (nccl_registration const& each : registrations) {
         std::uint64_t const at = each.place(memory);
-        place = (place ^ (is_shared ? at : std::min<std::uint64_t>(at, 1))) * 0x9e3779b97f4a7c15U;
+        place = hash_next(place, is_shared ? at : std::min<std::uint64_t>(at, 1));
       }
     };
     bool const reduces = call.op == operation::reduce_scatter || call.op == operation::all_reduce;

@@ -170,19 +170,11 @@ class thread_group {
   void wait_for_readers(thread_place const& here) noexcept {
     here.channel.wait_until_unread(here.rank);
     if constexpr (!Device::has_host_memory) {
-      for (thread_member<Device> const& each : members_) {  // what streams read
-        quietly([&] { each.events.reduced.wait(); });
-        quietly([&] { each.events.finished.wait(); });
+      for (thread_member<Device> const& each :
+           members_) {  // streams; one that failed reads no more
+        Device::clean_up([&] { each.events.reduced.wait(); });
+        Device::clean_up([&] { each.events.finished.wait(); });
       }
-    }
-  }
-
-  /// What throws belongs to a stream that failed, and reads no more.
-  template <class Wait>
-  static void quietly(Wait const& wait) noexcept {
-    try {
-      wait();
-    } catch (std::exception const&) {
     }
   }
 
@@ -350,7 +342,7 @@ class thread_group {
         member(here.rank).peer_bytes_read.fetch_add(copy(), std::memory_order_relaxed);
       } catch (...) {
         if constexpr (!Device::has_host_memory) {
-          quietly([&] { on.synchronize(); });  // no event tells peers when it has read
+          Device::clean_up([&] { on.synchronize(); });  // no event tells peers when it has read
         }
         throw;
       }

@@ -42,6 +42,9 @@ struct range_function {
 struct range_sum {
   double operator()(std::size_t first, std::size_t count) const;
 };
+struct any_work {
+  void operator()() const;
+};
 
 }  // namespace detail
 
@@ -50,6 +53,8 @@ struct range_sum {
 ///
 ///   engine_stream(native)                   the stream that the engine's own work is ordered with
 ///   communication_stream(overlap, native)   for collectives; without overlap the engine's, too
+///   clean_up(work)                          work(), at an end: it may wait whatever another thread
+///                                           does, and its exceptions are dropped
 ///   has_host_memory                         the host may touch the device's memory
 ///   any_collective_order                    ranks may use two communicators in orders that differ
 ///   copy, upload, download                  within the device, from and to the host; the last two
@@ -63,33 +68,33 @@ struct range_sum {
 /// A type with all of `host`'s members except `launch` is no device: the optimizer couldn't run on
 /// it.
 template <class Device>
-concept device = device_event<typename Device::event> &&
-                 device_stream<typename Device::stream, typename Device::event> &&
-                 requires(typename Device::stream& stream, std::size_t count, void* memory,
-                          const_any_span from, any_span to, bool overlap,
-                          detail::range_function function, detail::range_sum sum, double* result) {
-                   { Device::name } -> std::convertible_to<std::string_view>;
-                   { Device::alignment_bytes } -> std::convertible_to<std::size_t>;
-                   { Device::reduce_blocks } -> std::convertible_to<std::size_t>;
-                   { Device::has_host_memory } -> std::convertible_to<bool>;
-                   { Device::any_collective_order } -> std::convertible_to<bool>;
-                   { Device::engine_stream(memory) } -> std::same_as<typename Device::stream>;
-                   {
-                     Device::communication_stream(overlap, memory)
-                   } -> std::same_as<typename Device::stream>;
-                   { Device::allocate(count) } -> std::same_as<void*>;
-                   { Device::deallocate(memory, count) } noexcept;
-                   { Device::allocate_host(count) } -> std::same_as<void*>;
-                   { Device::deallocate_host(memory, count) } noexcept;
-                   Device::fill_zero(stream, to);
-                   Device::copy(stream, from, to);
-                   Device::upload(stream, from, to);
-                   Device::download(stream, from, to);
-                   Device::publish(stream, from, to);
-                   Device::add(stream, from, to);
-                   Device::convert(stream, from, to);
-                   Device::launch(stream, count, function);
-                   Device::accumulate(stream, count, sum, result, memory);
-                 };
+concept device =
+    device_event<typename Device::event> &&
+    device_stream<typename Device::stream, typename Device::event> &&
+    requires(typename Device::stream& stream, std::size_t count, void* memory, const_any_span from,
+             any_span to, bool overlap, detail::range_function function, detail::range_sum sum,
+             double* result, detail::any_work work) {
+      { Device::name } -> std::convertible_to<std::string_view>;
+      { Device::alignment_bytes } -> std::convertible_to<std::size_t>;
+      { Device::reduce_blocks } -> std::convertible_to<std::size_t>;
+      { Device::has_host_memory } -> std::convertible_to<bool>;
+      { Device::any_collective_order } -> std::convertible_to<bool>;
+      { Device::engine_stream(memory) } -> std::same_as<typename Device::stream>;
+      { Device::communication_stream(overlap, memory) } -> std::same_as<typename Device::stream>;
+      { Device::allocate(count) } -> std::same_as<void*>;
+      { Device::deallocate(memory, count) } noexcept;
+      { Device::allocate_host(count) } -> std::same_as<void*>;
+      { Device::deallocate_host(memory, count) } noexcept;
+      { Device::clean_up(work) } noexcept;
+      Device::fill_zero(stream, to);
+      Device::copy(stream, from, to);
+      Device::upload(stream, from, to);
+      Device::download(stream, from, to);
+      Device::publish(stream, from, to);
+      Device::add(stream, from, to);
+      Device::convert(stream, from, to);
+      Device::launch(stream, count, function);
+      Device::accumulate(stream, count, sum, result, memory);
+    };
 
 }  // namespace zero::inline v0

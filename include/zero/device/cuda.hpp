@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -63,6 +64,7 @@ class cuda {
   }
   static void deallocate(void* memory, std::size_t /*bytes*/) noexcept {
     if (memory != nullptr) {
+      detail::relaxed_capture const relaxed;
       static_cast<void>(cudaFree(memory));
     }
   }
@@ -74,7 +76,19 @@ class cuda {
     return memory;
   }
   static void deallocate_host(void* memory, std::size_t /*bytes*/) noexcept {
+    detail::relaxed_capture const relaxed;
     static_cast<void>(cudaFreeHost(memory));
+  }
+
+  /// Call `work()` at an end: it may wait whatever another thread captures, and what it throws is
+  /// dropped.
+  template <class Work>
+  static void clean_up(Work const& work) noexcept {
+    detail::relaxed_capture const relaxed;
+    try {
+      work();
+    } catch (std::exception const&) {  // was thrown before, or the next call throws it
+    }
   }
 
   static void fill_zero(stream& stream, any_span to) {
@@ -190,7 +204,7 @@ class cuda {
     try {
       stream.synchronize();
     } catch (cuda_error const&) {
-      static_cast<void>(cudaStreamSynchronize(stream.native()));
+      clean_up([&] { stream.synchronize(); });
       throw;
     }
   }

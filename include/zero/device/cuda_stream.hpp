@@ -60,7 +60,7 @@ class device_scope {
   return code;
 }
 
-/// Lets this thread query an event while it, or another one, captures.
+/// Lets this thread query events, wait and free memory while another one captures.
 class relaxed_capture {
  public:
   relaxed_capture() noexcept { exchange(); }
@@ -95,6 +95,7 @@ class cuda_event {
   }
   ~cuda_event() {
     if (event_ != nullptr) {
+      detail::relaxed_capture const relaxed;
       static_cast<void>(cudaEventDestroy(event_));
     }
   }
@@ -146,6 +147,7 @@ class cuda_stream {
   cuda_stream& operator=(cuda_stream const&) = delete;
   /// Waits for the work.
   ~cuda_stream() {
+    detail::relaxed_capture const relaxed;
     static_cast<void>(cudaStreamSynchronize(stream_));
     if (owned_) {
       static_cast<void>(cudaStreamDestroy(stream_));

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <span>
 #include <string_view>
@@ -79,6 +80,15 @@ class host {
   [[nodiscard]] static void* allocate_host(std::size_t bytes) { return allocate(bytes); }
   static void deallocate_host(void* memory, std::size_t bytes) noexcept {
     deallocate(memory, bytes);
+  }
+
+  /// Call `work()` at an end; what it throws is dropped.
+  template <class Work>
+  static void clean_up(Work const& work) noexcept {
+    try {
+      work();
+    } catch (std::exception const&) {  // was thrown before, or the next call throws it
+    }
   }
 
   /// Set every element of `to` to zero.

@@ -18,11 +18,6 @@ namespace zero::inline v0 {
 
 namespace detail {
 
-/// `hash`, of buckets in the order of their collectives, and one more bucket.
-[[nodiscard]] constexpr std::uint64_t hash_order(std::uint64_t hash, std::size_t bucket) noexcept {
-  return (hash ^ (bucket + 1)) * 0x9e3779b97f4a7c15U;
-}
-
 template <class Visit>
 void for_each_segment(layout const& of, std::size_t bucket, bool trainable_only, Visit visit) {
   for (std::size_t const index : of.buckets()[bucket].segments) {

@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/shard/bucketed.hpp>
 #include <zero/shard/layout.hpp>
 
@@ -324,7 +325,7 @@ class residency {
     ++counts_.gathers;
     ++counts_.occupied;
     counts_.high_water = std::max(counts_.high_water, counts_.occupied);
-    hash_ = detail::hash_order(hash_, b);
+    hash_ = detail::hash_next(hash_, b);
   }
 
   void drop(std::size_t b) noexcept {

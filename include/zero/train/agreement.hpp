@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/core/error.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/optim/concept.hpp>
 
 #include <algorithm>
@@ -47,8 +48,7 @@ template <elementwise_optimizer Optimizer>
 [[nodiscard]] std::uint64_t fingerprint(Optimizer const& optimizer) {
   std::uint64_t hash = 0;
   auto const add = [&hash](double number) {
-    hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 32U;
+    hash = hash_next(hash, std::bit_cast<std::uint64_t>(number));
   };
   double value = 1;
   std::array<double, state_count<Optimizer>> states{};

@@ -356,7 +356,7 @@ class binding {
 
   /// 64 bits that differ, but for a chance of 2^-64, where the elements do.
   [[nodiscard]] static std::uint64_t hash(any_span elements, typename Device::stream& stream) {
-    std::uint64_t sum = 0xcbf29ce484222325U ^ elements.bytes();
+    std::uint64_t sum = hash_next(0, elements.bytes());
     for_each_part(elements, [&](any_span part, std::size_t /*first*/) {
       std::vector<std::byte> copy = host_copy_of(part);
       auto const* data = static_cast<std::byte const*>(part.data());
@@ -367,8 +367,7 @@ class binding {
       for (std::size_t i = 0; i < part.bytes(); i += sizeof(std::uint64_t)) {
         std::uint64_t word = 0;
         std::memcpy(&word, data + i, std::min(sizeof word, part.bytes() - i));
-        sum = (sum ^ word) * 0x9e3779b97f4a7c15U;
-        sum ^= sum >> 32U;
+        sum = hash_next(sum, word);
       }
     });
     return sum;

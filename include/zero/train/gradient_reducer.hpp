@@ -292,7 +292,7 @@ class gradient_reducer {
     engine_->record(written_);
     stream_->wait(written_);
     comm_->label(traffic::gradients);
-    order_ = hash_order(order_, b);
+    order_ = hash_next(order_, b);
     combine const how = per_microbatch_ && state.reductions > 0 ? combine::add : combine::overwrite;
     places_.stage(b, *stream_);
     auto const full = [this](std::size_t s) { return places_.full(s); };

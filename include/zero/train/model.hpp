@@ -239,8 +239,7 @@ class model {
       reducer_.finish_window();
       reducer_.let_wait(stream_);
       let_wait(stream_, engine_);  // which may still read parameters, for an evaluation
-      std::uint64_t const order =
-          hash_order(hash_order(reducer_.order(), 0), values_.order());  // equal ones differ
+      std::uint64_t const order = hash_next(hash_next(0, reducer_.order()), values_.order());
       update_.enqueue(optimizer, window{loop_.ran(), loop_.announced(), order},
                       [this](std::size_t id) { return reducer_.had_gradient(id); });
       reducer_.begin_window();
@@ -257,15 +256,9 @@ class model {
 
   /// Wait for all of the streams, whatever becomes of it: then nothing uses the arena.
   void drain() noexcept {
-    auto const quietly = [](auto&& wait) {
-      try {
-        wait();
-      } catch (std::exception const&) {  // was thrown before, or the model's next call says it
-      }
-    };
-    quietly([this] { stream_.synchronize(); });
-    quietly([this] { reducer_.synchronize(); });
-    quietly([this] { engine_.synchronize(); });
+    device::clean_up([this] { stream_.synchronize(); });
+    device::clean_up([this] { reducer_.synchronize(); });
+    device::clean_up([this] { engine_.synchronize(); });
   }
 
   void write_hyperparameters(Optimizer const& optimizer) {

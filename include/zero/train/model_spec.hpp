@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zero/comm/scratch.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/core/parameter.hpp>
 #include <zero/device/concept.hpp>
 #include <zero/optim/concept.hpp>
@@ -259,7 +260,7 @@ class model_spec {
     }
     std::uint64_t sizes = 0;
     for (memory_map::region const& each : map_.regions) {
-      sizes = hash_order(sizes, static_cast<std::size_t>(each.total_bytes));
+      sizes = hash_next(sizes, each.total_bytes);
     }
     return detail::text(" registration as a window of ", map_.symmetric_bytes,
                         " bytes, sizes with fingerprint ", sizes);

@@ -13,7 +13,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <new>
 #include <optional>
@@ -67,7 +66,7 @@ class update {
   /// Enqueue a step; `had_gradient(id)` is this rank's flag.
   template <class HadGradient>
   void enqueue(Optimizer const& optimizer, window const& over, HadGradient had_gradient) {
-    enqueuing_ = true;
+    recorded_ = false;
     std::uint32_t const ranks = static_cast<std::uint32_t>(comm_->size());
     step_messages const messages{at<std::byte>(map_.messages), map_.message_bytes, ranks};
     if (!engine_->capturing()) {
@@ -96,7 +95,6 @@ class update {
       once(clip_gradient{state(), at<norm_sum>(map_.sums), ranks, *clip_norm_});
     }
     done_ = false;
-    recorded_ = false;
     mark(1);
     device::launch(
         *stream_, parameters().size(),
@@ -115,7 +113,6 @@ class update {
     publish();
     stream_->record(finished_);
     recorded_ = true;
-    enqueuing_ = false;
   }
 
   /// Write the hyperparameters of the steps of a captured graph, in the engine's order.
@@ -143,11 +140,8 @@ class update {
   /// neither old nor new. Waits for the stream after a step that wasn't enqueued whole.
   [[nodiscard]] bool broken() const noexcept {
     if constexpr (device::has_host_memory) {
-      if (enqueuing_) {
-        try {
-          stream_->synchronize();
-        } catch (std::exception const&) {  // was thrown before
-        }
+      if (!recorded_) {
+        device::clean_up([this] { stream_->synchronize(); });
       }
       return finished_.ready() && found().updating != 0;
     } else {
@@ -418,8 +412,7 @@ class update {
   std::unique_ptr<step_report, give_back> report_;  // the host's copy, where it needs one
   std::vector<event> ready_;                        // per bucket
   event finished_;
-  bool enqueuing_ = false;  // a step, or its enqueuing threw
-  bool recorded_ = false;   // finished_ is that of the last step
+  bool recorded_ = true;  // finished_ is that of the last step; not while, or if, one is cut short
   mutable bool done_ = true;
 };
 
