@@ -19,6 +19,9 @@ function(zero_program target)
   endif()
 endfunction()
 
+# The same for what the CUDA compiler compiles. CMake 3.25 knows no CUDA_STANDARD 20.
+set(zero_cuda_flags -std=c++20 -Werror all-warnings -Xcompiler=-Wall,-Wextra)
+
 # zero_skip(what why): say, now and in <build>/skipped.txt, that something isn't built or tested here.
 file(WRITE "${PROJECT_BINARY_DIR}/skipped.txt" "")
 function(zero_skip what why)

@@ -1003,6 +1003,28 @@ void wait_for_no_communicator() {
 
 }  // namespace
 
+TEST_CASE("a communicator that ends long before its peers' fails nobody") {
+  fakes const fresh;
+  run(3, [](nccl& comm) {
+    buffers mine;
+    nccl part = comm.split(0, comm.rank());
+    part.barrier(mine.stream);
+    mine.stream.synchronize();
+    part.set_deadline(200ms);  // of the end, too
+    if (comm.rank() != 0) {
+      std::this_thread::sleep_for(1s);
+      part.raise_if_failed();
+    }
+    auto const begin = std::chrono::steady_clock::now();
+    { nccl const ends = std::move(part); }
+    CHECK(std::chrono::steady_clock::now() - begin < soon);
+    std::byte const one{};
+    std::vector<std::byte> all(3);
+    comm.exchange({&one, 1}, all);
+    comm.raise_if_failed();
+  });
+}
+
 TEST_CASE("a graph that outlives its communicator delays its end, and fails nobody") {
   fakes const fresh;
   run(2, [](nccl& comm) {

@@ -92,6 +92,7 @@ struct run_settings {
   std::size_t microbatches = 2;
   bool by_parameter = false;  ///< gradients one by one
   bool reads = false;         ///< forward reads each parameter
+  float extra = 0;            ///< in each element of a gradient
 };
 
 /// Elements of each parameter, unit by unit: sizes that don't divide, one element, none.
@@ -175,8 +176,8 @@ class device_engine {
         read(u);
       }
     }
-    float const constant =
-        static_cast<float>(rank + 1) * 0.25F + static_cast<float>(m) - static_cast<float>(step % 3);
+    float const constant = static_cast<float>(rank + 1) * 0.25F + static_cast<float>(m) -
+                           static_cast<float>(step % 3) + run.extra;
     for (std::size_t u = units_.size(); u-- > 0;) {
       if (run.by_parameter) {
         auto const lease = micro.backward(u, zero::by_parameter);
@@ -203,16 +204,29 @@ class device_engine {
     auto evaluation = model.evaluation();
     for (std::size_t u = 0; u < units_.size(); ++u) {
       auto const lease = evaluation.forward(u);
-      for (auto const& [value, gradient] : units_[u]) {
-        std::vector<T> copy(value->view().size());
-        Device::download(stream_, value->view(), std::span{copy});
-        out.insert(out.end(), copy.begin(), copy.end());
-      }
+      read_values(u, out);
+    }
+    return out;
+  }
+
+  /// Every value, in order, as the tensors have it.
+  std::vector<T> values() {
+    std::vector<T> out;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      read_values(u, out);
     }
     return out;
   }
 
  private:
+  void read_values(std::size_t u, std::vector<T>& out) {
+    for (auto const& [value, gradient] : units_[u]) {
+      std::vector<T> copy(value->view().size());
+      Device::download(stream_, value->view(), std::span{copy});
+      out.insert(out.end(), copy.begin(), copy.end());
+    }
+  }
+
   void read(std::size_t u) {
     if (!sum_) {
       sum_ = std::make_unique<tensor>(stream_, std::vector<T>(1));

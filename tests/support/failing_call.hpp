@@ -146,11 +146,10 @@ class failing_call {
     auto const is_in = [this](auto const& names) {
       return std::find(names.begin(), names.end(), failing_.second) != names.end();
     };
-    // A stream's destructor waits for it first, that of a registration asks for the device.
+    // A destructor asks for the device, sets its own, and waits, before it ends something.
     bool const before_end =
         (failing_.second == "cudaStreamSynchronize" && next_ == "cudaStreamDestroy") ||
-        (failing_.second == "cudaGetDevice" &&
-         (next_ == "ncclCommDeregister" || next_ == "ncclCommWindowDeregister"));
+        (failing_.second == "cudaGetDevice" && next_ == "cudaSetDevice");
     return is_in(ends) || is_in(asks) || before_end || in_destructors_;
   }
 

@@ -170,6 +170,10 @@ class simulated_device {
   static void deallocate_host(void* memory, std::size_t bytes) noexcept {
     deallocate(memory, bytes);
   }
+  template <class Work>
+  static void clean_up(Work const& work) noexcept {
+    zero::host::clean_up(work);
+  }
 
   [[nodiscard]] static void* allocate(std::size_t bytes) { return zero::host::allocate(bytes); }
   static void deallocate(void* memory, std::size_t bytes) noexcept {

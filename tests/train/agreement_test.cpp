@@ -53,6 +53,21 @@ TEST_CASE("every rank gets the first line that differs from rank 0's, and which 
   }
 }
 
+TEST_CASE("a line is found wherever it is") {
+  for (std::size_t const odd : {0UL, 1UL, 2UL, 511UL, 512UL, 998UL, 999UL}) {
+    auto const text = [odd](int rank) {
+      std::string out;
+      for (std::size_t i = 0; i < 1000; ++i) {
+        out += std::to_string(rank == 2 && i >= odd ? i + 1 : i) + "\n";
+      }
+      return out;
+    };
+    CHECK(disagreement(3, text) == "model: expected " + std::to_string(odd) +
+                                       " (as rank 0), actual " + std::to_string(odd + 1) +
+                                       " (rank 2)");
+  }
+}
+
 TEST_CASE("a failure of some ranks is thrown by all, with the first one's message") {
   for (int const ranks : {1, 2, 3, 4, 8}) {
     int const failing = ranks / 2;

@@ -111,10 +111,11 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
       static_cast<void>(rank.values());
     });
     // What allocates.
-    check("a release", refused, [](solo_rank& rank) {
-      rank.step();
-      rank.model.release();
-    });
+    check("a release", "release: expected no capture, actual one under way (rank 0)",
+          [](solo_rank& rank) {
+            rank.step();
+            rank.model.release();
+          });
     check("another model", refused, [&](solo_rank& rank) {
       solo_rank const other{rank.comm, {"", each.second, zero::reduce_per_microbatch{}, {}}};
     });
@@ -125,8 +126,11 @@ TEST_CASE("what a capture can't hold throws when it is tried") {
       rank.model.wait();
     });
     // Its own replay.
-    check("a replay", "replayed: expected a graph that was launched, actual a capture under way",
+    check("a replay", "replayed: expected no capture, actual one under way (rank 0)",
           [](solo_rank& rank) { rank.model.replayed(1); });
+    // What each replay would write again.
+    check("hyperparameters", "write_hyperparameters: expected no capture, actual one under way (",
+          [](solo_rank& rank) { rank.model.write_hyperparameters(); });
   }
 }
 

@@ -5,7 +5,7 @@
 #include <zero/comm/nccl_options.hpp>
 #include <zero/comm/nccl_watch.hpp>
 #include <zero/core/error.hpp>
-#include <zero/device/cuda.hpp>
+#include <zero/device/cuda_stream.hpp>
 
 #include <nccl.h>
 
@@ -18,7 +18,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -52,8 +52,8 @@ class nccl_handle {
   }
   nccl_handle(nccl_handle const&) = delete;
   nccl_handle& operator=(nccl_handle const&) = delete;
-  /// Waits for no peer for longer than NCCL's own end takes, at most `end_time`; and no longer for
-  /// graphs that captured calls, without which NCCL's handle doesn't end: it then ends with them.
+  /// NCCL's own end may wait for peers, and does for graphs that captured calls. What lasts longer
+  /// than `end_time` is this rank's alone, and no failure: its handle is aborted.
   ~nccl_handle() {
     {
       std::lock_guard const lock{waking_};
@@ -62,10 +62,10 @@ class nccl_handle {
     wake_.notify_all();
     watchdog_.join();
     control_->leave(calls.issued());
-    try {
-      device_scope const current{device_};
-      finish();
-    } catch (std::exception const&) {
+    device_scope const current{device_, std::nothrow};
+    if (finalizes()) {
+      static_cast<void>(ncclCommDestroy(take()));
+    } else {
       abort();
     }
   }
@@ -134,8 +134,7 @@ class nccl_handle {
   /// Calls that end something: not made after a failure, with which it ended.
   template <class Function>
   void quietly(Function const& function) noexcept {
-    std::optional<device_scope> current;
-    cuda::clean_up([&] { current.emplace(device_); });
+    device_scope const current{device_, std::nothrow};
     std::lock_guard const lock{mutex_};
     if (comm_ != nullptr) {
       function(comm_);
@@ -223,13 +222,9 @@ class nccl_handle {
 
   /// After an error of CUDA, for which the group has failed.
   [[nodiscard]] bool drain_device() const noexcept {
-    bool drained = false;
-    cuda::clean_up([&] {
-      device_scope const current{device_};
-      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-      drained = true;
-    });
-    return drained;
+    device_scope const current{device_, std::nothrow};
+    relaxed_capture const relaxed;
+    return cudaDeviceSynchronize() == cudaSuccess;
   }
 
   void fail_late(std::chrono::milliseconds most) noexcept {
@@ -313,20 +308,22 @@ class nccl_handle {
     }
   }
 
-  void finish() {
-    {
-      std::lock_guard const lock{mutex_};
-      control_->failure().raise_if_happened();
-      check("ncclCommFinalize", ncclCommFinalize(comm_));
+  /// NCCL's end of the handle, where nothing has failed.
+  [[nodiscard]] bool finalizes() noexcept {
+    if (control_->failure().happened()) {
+      return false;
     }
-    deadline_ms_.store(std::min(deadline(), std::chrono::milliseconds{end_time}).count());
-    if (!calls.captured()) {
-      settle("ncclCommFinalize");
-    } else if (!settles("ncclCommFinalize")) {
-      abort();  // no failure: peers may have destroyed their graphs
-      return;
+    auto const start = std::chrono::steady_clock::now();
+    ncclResult_t result = ncclCommFinalize(comm_);
+    while (result == ncclInProgress && !control_->failure().happened() &&
+           std::chrono::steady_clock::now() - start <
+               std::min<std::chrono::milliseconds>(deadline(), end_time)) {
+      std::this_thread::sleep_for(drain_time);
+      ncclResult_t now = ncclSuccess;
+      ncclResult_t const asked = ncclCommGetAsyncError(comm_, &now);
+      result = asked == ncclSuccess ? now : asked;
     }
-    static_cast<void>(ncclCommDestroy(take()));
+    return result == ncclSuccess;
   }
 
   static constexpr std::chrono::seconds answer_time{5};

@@ -106,8 +106,14 @@ struct nccl_rank {
         handle{control, agree_on_nccl(*control, with), with.deadline} {}
   nccl_rank(nccl_rank const&) = delete;
   nccl_rank& operator=(nccl_rank const&) = delete;
+  /// Waits for calls in flight until their deadline; ended by an exception, a peer may never make
+  /// them.
   ~nccl_rank() {
-    if (!handle.drain(std::min<std::chrono::milliseconds>(handle.deadline(), handle.end_time))) {
+    std::chrono::milliseconds most = handle.deadline();
+    if (std::uncaught_exceptions() > 0) {
+      most = std::min<std::chrono::milliseconds>(most, handle.end_time);
+    }
+    if (!handle.drain(most)) {
       for (std::optional<nccl_block>* const each : {&scratch, &barrier}) {
         if (*each) {
           (*each)->abandon();

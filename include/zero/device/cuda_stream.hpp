@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <new>
 #include <utility>
 
 /// @file
@@ -23,6 +24,16 @@ class device_scope {
       previous_ = -1;
     } else {
       check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    }
+  }
+  /// Where CUDA doesn't tell what is current, `device` stays so.
+  device_scope(int device, std::nothrow_t) noexcept {
+    bool const told = cudaGetDevice(&previous_) == cudaSuccess;
+    if (!told || device == previous_) {
+      previous_ = -1;
+    }
+    if (!told || previous_ >= 0) {
+      static_cast<void>(cudaSetDevice(device));
     }
   }
   device_scope(device_scope const&) = delete;
@@ -147,6 +158,7 @@ class cuda_stream {
   cuda_stream& operator=(cuda_stream const&) = delete;
   /// Waits for the work.
   ~cuda_stream() {
+    detail::device_scope const current{device_, std::nothrow};
     detail::relaxed_capture const relaxed;
     static_cast<void>(cudaStreamSynchronize(stream_));
     if (owned_) {
@@ -157,7 +169,10 @@ class cuda_stream {
   [[nodiscard]] bool threaded() const noexcept { return true; }
   [[nodiscard]] cudaStream_t native() const noexcept { return stream_; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  [[nodiscard]] bool capturing() const { return detail::capture_of(stream_) != 0; }
+  [[nodiscard]] bool capturing() const {
+    detail::device_scope const current{device_};
+    return detail::capture_of(stream_) != 0;
+  }
 
   /// Move `event` behind all work enqueued so far.
   void record(cuda_event& event) {
@@ -192,7 +207,7 @@ class cuda_stream {
   /// @throws zero::usage_error  it is being captured.
   void synchronize() {
     detail::device_scope const current{device_};
-    if (capturing()) {
+    if (detail::capture_of(stream_) != 0) {
       throw usage_error{
           detail::text("synchronize: expected no wait of the host in a capture, actual one",
                        detail::rank_suffix())};

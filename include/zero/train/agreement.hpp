@@ -11,7 +11,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <functional>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,39 +62,84 @@ template <elementwise_optimizer Optimizer>
   return hash;
 }
 
-/// The line that starts at `begin`.
-[[nodiscard]] inline std::string_view line_at(std::string_view of, std::size_t begin) {
-  return of.substr(begin, std::min(of.find('\n', begin), of.size()) - begin);
+/// Each rank's number, by rank.
+///
+/// Collective: every rank calls it.
+template <communicator Communicator>
+[[nodiscard]] std::vector<std::uint64_t> gathered(Communicator& comm, std::uint64_t mine) {
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+  comm.exchange(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{all}));
+  return all;
+}
+
+/// The first item of a list in which ranks differ, if any. `hash_of(n)` is of the first n items, or
+/// of all where there are fewer: a few bytes are exchanged, however long the list is.
+///
+/// Collective: every rank calls it.
+template <communicator Communicator, class Hash>
+[[nodiscard]] std::optional<std::size_t> first_difference(Communicator& comm, Hash hash_of) {
+  auto const differ = [&](std::size_t n) {
+    std::vector<std::uint64_t> const all = gathered(comm, hash_of(n));
+    return std::ranges::adjacent_find(all, std::ranges::not_equal_to{}) != all.end();
+  };
+  if (!differ(std::numeric_limits<std::size_t>::max())) {
+    return std::nullopt;
+  }
+  std::size_t most = 1;
+  while (!differ(most)) {
+    most *= 2;
+  }
+  std::size_t least = most / 2;  // so many are the same
+  while (most - least > 1) {
+    std::size_t const middle = least + (most - least) / 2;
+    (differ(middle) ? most : least) = middle;
+  }
+  return least;
+}
+
+/// The first `n` lines.
+[[nodiscard]] inline std::string_view first_lines(std::string_view of, std::size_t n) {
+  std::size_t end = 0;
+  for (; n > 0 && end < of.size(); --n) {
+    end = std::min(of.find('\n', end), of.size() - 1) + 1;
+  }
+  return of.substr(0, end);
+}
+
+/// Line `n`, without its end.
+[[nodiscard]] inline std::string line(std::string_view of, std::size_t n) {
+  of.remove_prefix(first_lines(of, n).size());
+  return std::string{of.substr(0, of.find('\n'))};
 }
 
 /// Check that every rank has the same text, made of lines.
 ///
 /// Collective: every rank calls it.
-/// @throws zero::usage_error  the first line in which a rank differs from rank 0, on every rank
-///                            alike.
+/// @throws zero::usage_error  the first line that is not the same on all ranks, as rank 0 has it
+///                            and as the first other does, on every rank alike.
 template <communicator Communicator>
-void agree(Communicator& comm, std::string_view what, std::string const& mine) {
-  std::vector<std::uint64_t> lengths(static_cast<std::size_t>(comm.size()));
-  std::uint64_t const length = mine.size();
-  comm.exchange(std::as_bytes(std::span{&length, 1}), std::as_writable_bytes(std::span{lengths}));
-  std::size_t const longest = *std::max_element(lengths.begin(), lengths.end());
-  std::string padded = mine;
-  padded.resize(longest);
-  std::string all(longest * lengths.size(), '\0');
-  comm.exchange(std::as_bytes(std::span{padded}), std::as_writable_bytes(std::span{all}));
-  std::string_view const expected{all.data(), lengths[0]};
-  for (std::size_t rank = 1; rank < lengths.size(); ++rank) {
-    std::string_view const actual{all.data() + rank * longest, lengths[rank]};
-    if (actual == expected) {
-      continue;
-    }
-    std::size_t at = 0;
-    while (line_at(expected, at) == line_at(actual, at)) {
-      at += line_at(expected, at).size() + 1;
-    }
-    throw usage_error{text(what, ": expected ", line_at(expected, at), " (as rank 0), actual ",
-                           line_at(actual, at), " (rank ", rank, ")")};
+void agree(Communicator& comm, std::string_view what, std::string_view mine) {
+  auto const different = first_difference(comm, [&](std::size_t n) {
+    return hash_bytes(std::as_bytes(std::span{first_lines(mine, n)}));
+  });
+  if (!different) {
+    return;
   }
+  std::string here = line(mine, *different);
+  std::vector<std::uint64_t> const sizes = gathered(comm, here.size());
+  std::size_t const longest = *std::max_element(sizes.begin(), sizes.end());
+  here.resize(longest);
+  std::string all(longest * sizes.size(), '\0');
+  comm.exchange(std::as_bytes(std::span{here}), std::as_writable_bytes(std::span{all}));
+  auto const of_rank = [&](std::size_t rank) {
+    return std::string_view{all}.substr(rank * longest, sizes[rank]);
+  };
+  std::size_t rank = 1;
+  while (rank + 1 < sizes.size() && of_rank(rank) == of_rank(0)) {
+    ++rank;
+  }
+  throw usage_error{text(what, ": expected ", of_rank(0), " (as rank 0), actual ", of_rank(rank),
+                         " (rank ", rank, ")")};
 }
 
 }  // namespace zero::inline v0::detail

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -356,7 +355,7 @@ class binding {
 
   /// 64 bits that differ, but for a chance of 2^-64, where the elements do.
   [[nodiscard]] static std::uint64_t hash(any_span elements, typename Device::stream& stream) {
-    std::uint64_t sum = hash_next(0, elements.bytes());
+    std::uint64_t sum = 0;
     for_each_part(elements, [&](any_span part, std::size_t /*first*/) {
       std::vector<std::byte> copy = host_copy_of(part);
       auto const* data = static_cast<std::byte const*>(part.data());
@@ -364,11 +363,7 @@ class binding {
         Device::download(stream, part, any_span{copy.data(), part.size(), part.dtype()});
         data = copy.data();
       }
-      for (std::size_t i = 0; i < part.bytes(); i += sizeof(std::uint64_t)) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, data + i, std::min(sizeof word, part.bytes() - i));
-        sum = hash_next(sum, word);
-      }
+      sum = hash_bytes({data, part.bytes()}, sum);
     });
     return sum;
   }
@@ -379,15 +374,16 @@ class binding {
     for (any_parameter const& each : spec_->declared()) {
       mine.push_back(each.initialiser ? 0 : hash(each.value.elements(), stream));
     }
-    std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(comm.size()));
-    comm.exchange(std::as_bytes(std::span{mine}), std::as_writable_bytes(std::span{all}));
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      std::size_t const id = i % mine.size();
-      if (all[i] != all[id]) {
-        throw usage_error{text("sharded_model: expected parameter '", declared(id).name,
-                               "' to start from the values of rank 0, actual others (rank ",
-                               i / mine.size(), ")")};
-      }
+    auto const different = first_difference(comm, [&](std::size_t n) {
+      return hash_bytes(std::as_bytes(std::span{mine}.first(std::min(n, mine.size()))));
+    });
+    if (different) {
+      std::vector<std::uint64_t> const all = gathered(comm, mine[*different]);
+      auto const other =
+          std::ranges::find_if(all, [&](std::uint64_t each) { return each != all[0]; });
+      throw usage_error{text("sharded_model: expected parameter '", declared(*different).name,
+                             "' to start from the values of rank 0, actual others (rank ",
+                             other - all.begin(), ")")};
     }
   }
 

@@ -266,6 +266,7 @@ class model {
       check_hyperparameters("write_hyperparameters", optimizer);
       flush();
       loop_.check_idle("write_hyperparameters");
+      check_no_capture("write_hyperparameters");
       update_.write_hyperparameters(optimizer);
     });
   }
@@ -273,10 +274,7 @@ class model {
   void replayed() {
     guarded([&] {
       loop_.check_idle("replayed");
-      if (engine_.capturing()) {
-        throw usage_error{text("replayed: expected a graph that was launched, actual a capture ",
-                               "under way", here())};
-      }
+      check_no_capture("replayed");
       update_.replayed();
     });
   }
@@ -328,6 +326,7 @@ class model {
     guarded([&] {
       flush();
       loop_.check_idle("release");
+      check_no_capture("release");
       for (std::size_t id = 0; id < of().parameters().size(); ++id) {
         any_tensor const& value = bound_.declared(id).value;
         if (value && value.rebindable() && !value.allocatable()) {
@@ -336,6 +335,7 @@ class model {
                                  here(), "; add allocate to its zero::tensor_traits")};
         }
       }
+      static_cast<void>(update_.outcome());
       update_.wait();
       values_.begin(pass::evaluation);
       for (std::size_t u = 0; u < of().units().size(); ++u) {
@@ -439,6 +439,12 @@ class model {
       optimizer.validate();
     } catch (usage_error const& cause) {
       throw usage_error{text(operation, ": ", std::string_view{cause.what()}, here())};
+    }
+  }
+
+  void check_no_capture(std::string_view operation) const {
+    if (engine_.capturing()) {
+      throw usage_error{text(operation, ": expected no capture, actual one under way", here())};
     }
   }
 

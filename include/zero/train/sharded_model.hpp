@@ -192,7 +192,10 @@ class sharded_model {
     return {*model_, index, count};
   }
   /// Forward leases outside any window.
-  [[nodiscard]] zero::evaluation<state> evaluation() { return zero::evaluation<state>{*model_}; }
+  [[nodiscard]] zero::evaluation<state> evaluation() {
+    note_capture();
+    return zero::evaluation<state>{*model_};
+  }
 
   /// Reduce what is not reduced yet, update by the mean of the gradients over ranks and
   /// micro-batches, and make parameters whole where the stage keeps them so; all of it on the
@@ -209,10 +212,14 @@ class sharded_model {
   /// Let the engine wait until the last step is done: its stream may read parameters in their
   /// tensors (stages 0 to 2). On the host that is the caller, which waits; on CUDA the host may
   /// read them after a synchronization of that stream.
-  void wait() { model_->wait(); }
+  void wait() {
+    note_capture();
+    model_->wait();
+  }
 
   /// Write the optimizer's hyperparameters to the device, in the order of the engine's stream: the
   /// steps of a captured graph read them there, whatever they were when it was captured.
+  /// @throws zero::usage_error  in a capture, whose replays would all write them.
   void write_hyperparameters() { model_->write_hyperparameters(optimizer_); }
 
   /// A graph of whole steps, captured from the engine's stream, was launched there `n` times: count
@@ -236,6 +243,7 @@ class sharded_model {
   /// Collective: every rank calls it.
   /// @throws zero::usage_error  a tensor without tensor_traits::allocate.
   void release() {
+    note_capture();
     model_->release([this] { take_back_memory(); });
   }
 

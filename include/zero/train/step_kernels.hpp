@@ -30,13 +30,18 @@ struct write_optimizer {
   }
 };
 
-/// Forget the last step; what this rank tells its peers of this one.
+/// Forget the last step, but for a fault, which the host may not have seen and which no later
+/// update follows; what this rank tells its peers of this one.
 struct begin_step {
   step_state* state;
   norm_sum* sum;
   step_header mine;
   ZERO_HOST_DEVICE void operator()(std::size_t /*first*/, std::size_t /*count*/) const {
+    step_report const last = state->report;
     *state = {};
+    if (last.fault != step_fault::none) {
+      state->report = last;
+    }
     state->mine = mine;
     *sum = {};
   }

@@ -177,8 +177,9 @@ class update {
   }
 
   /// How many updates a parameter has had. Waits for the last step.
+  /// @throws zero::usage_error  ranks disagreed; nothing was updated.
   [[nodiscard]] std::int64_t steps(std::size_t id) const {
-    wait_for_device();
+    static_cast<void>(outcome());
     std::int64_t out = 0;
     device::download(*stream_, words(at<std::int64_t>(map_.steps) + id, sizeof out),
                      words(&out, sizeof out));

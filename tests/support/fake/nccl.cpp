@@ -616,6 +616,14 @@ std::span<std::byte const> allocation_of_locked(void const* memory) {
 
 void* new_handle_locked() { return reinterpret_cast<void*>(++nccl().handles << 4U); }
 
+// Whether a rank has not come to its end.
+bool peer_goes_on_locked(ncclComm const& comm) {
+  auto const& all = comm.world->members;
+  return std::any_of(all.begin(), all.end(), [](ncclComm const* each) {
+    return each->live && !each->aborted && !each->finalizing;
+  });
+}
+
 template <class F>
 ncclResult_t nccl_query(char const* function, ncclComm_t comm, F body) {
   if (ncclResult_t const told = enter_nccl(function); told != ncclSuccess) {
@@ -872,7 +880,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
       *error = comm->failure;
     } else if (!comm->complete) {
       *error = ncclInProgress;
-    } else if (comm->finalizing && comm->graphs != 0) {
+    } else if (comm->finalizing && (comm->graphs != 0 || peer_goes_on_locked(*comm))) {
       *error = ncclInProgress;
     } else if (comm->polls_in_progress > 0) {
       --comm->polls_in_progress;

@@ -14,8 +14,8 @@
 /// ring's: each hop is rounded to the type on the wire. Calls that differ over ranks stay where
 /// they are, as with NCCL, but give all ranks an asynchronous error.
 ///
-/// While a graph with a communicator's calls lives, ncclCommFinalize of it stays in progress, and
-/// ncclCommAbort, ncclCommDestroy wait, as NCCL.
+/// ncclCommFinalize stays in progress until all ranks have come to their end and while a graph with
+/// the communicator's calls lives; for that ncclCommAbort and ncclCommDestroy wait, as NCCL.
 ///
 /// ncclMemFree waits for nothing, as where NCCL maps memory itself.
 ///
