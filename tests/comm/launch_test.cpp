@@ -271,6 +271,25 @@ TEST_CASE("ranks meet by a shared file, which is gone afterwards") {
   CHECK(!std::filesystem::exists(file.path));
 }
 
+TEST_CASE("a file that the same job has left when it was killed is no hindrance") {
+  test::watchdog const limit;
+  temporary const file;
+  int closed = 0;
+  {
+    zero::store const gone{0, 1, {"127.0.0.1", 0}};
+    closed = gone.address().port;
+  }
+  std::ofstream{file.path} << "zero store 1\njob 7\n127.0.0.1\n" << closed << "\nend\n";
+  auto const meet = [&](int rank) {
+    zero::store mine = zero::open_store(by_file(file, rank, 2), {.job = {}, .deadline = 20s});
+    mine.exchange({}, {});
+  };
+  std::thread early{[&] { CHECK_NOTHROW(meet(1)); }};
+  std::this_thread::sleep_for(100ms);  // it has tried the old address
+  CHECK_NOTHROW(meet(0));
+  early.join();
+}
+
 TEST_CASE("a file of another job is refused by name, and left as it is") {
   test::watchdog const limit;
   temporary const file;

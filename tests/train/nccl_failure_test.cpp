@@ -61,6 +61,12 @@ TEST_CASE("so do those in fast mode") {
   CHECK(check_stage3(3, "stage 3, fast", zero::nccl_mode::fast) > 1000);
 }
 
+TEST_CASE("so do those in stage 1") {
+  test::setting const how{"stage 1", zero::stage1{}, zero::local_accumulate{}, {}};
+  CHECK(check(3, how.name, {.mode = zero::nccl_mode::ordered},
+              [&](auto& comm) { test::live(comm, how); }) > 900);
+}
+
 TEST_CASE("so do those in stage 2, with memory of NCCL's, in either mode") {
   CHECK(check_stage2(3, "stage 2, ordered", zero::nccl_mode::ordered) > 900);
   CHECK(check_stage2(3, "stage 2, fast", zero::nccl_mode::fast) > 900);

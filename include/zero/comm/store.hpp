@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -36,11 +37,16 @@ struct store_options {
 
 namespace detail {
 
+/// Where rank 0 serves, as far as is known: asked before each attempt to connect; port 0: nothing
+/// new.
+using find_store = std::function<store_address()>;
+
 /// A rank's connection, and rank 0's server.
 class store_client final : public control_client {
  public:
-  store_client(int rank, int size, store_address address, store_options const& options)
-      : control_client{rank, size} {
+  store_client(int rank, int size, store_address address, store_options const& options,
+               find_store find)
+      : control_client{rank, size}, find_{std::move(find)} {
     if (rank == 0) {
       server_ = std::make_unique<store_server>(address, size, options.job, options.linger);
       address.port = server_->port();
@@ -97,6 +103,9 @@ class store_client final : public control_client {
   void connect(steady::time_point end, std::chrono::milliseconds deadline) {
     std::string why;
     for (;;) {
+      if (store_address now = find_ ? find_() : store_address{}; now.port != 0) {
+        address_ = std::move(now);
+      }
       address_list const found = resolve(address_, 0, why);
       for (addrinfo const* at = found.get(); at != nullptr; at = at->ai_next) {
         unique_fd fd{::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
@@ -189,6 +198,7 @@ class store_client final : public control_client {
     end_.notify();
   }
 
+  find_store find_;
   std::unique_ptr<store_server> server_;  // the last to go
   store_address address_;
   unique_fd socket_;
@@ -202,7 +212,8 @@ class store_client final : public control_client {
 
 }  // namespace detail
 
-/// One rank's connection to the store of a job. Communicators made from it keep it open.
+/// One rank's connection to the store of a job. Communicators made from it keep it open. `find` is
+/// for an address that may change until rank 0 serves.
 ///
 /// @throws zero::usage_error          a wrong rank, size, port or deadline.
 /// @throws zero::error                rank 0 can't listen at the address.
@@ -210,7 +221,8 @@ class store_client final : public control_client {
 ///                                    another job, world size or version, or a rank that is there.
 class store {
  public:
-  store(int rank, int size, store_address address, store_options options = {})
+  store(int rank, int size, store_address address, store_options options = {},
+        detail::find_store find = {})
       : deadline_{options.deadline} {
     auto const refuse = [&](std::string_view expected, auto const& actual) {
       throw usage_error{
@@ -228,7 +240,8 @@ class store {
     if (options.deadline.count() <= 0) {
       refuse("a deadline of at least 1 ms", detail::text(options.deadline.count(), " ms"));
     }
-    client_ = std::make_shared<detail::store_client>(rank, size, std::move(address), options);
+    client_ = std::make_shared<detail::store_client>(rank, size, std::move(address), options,
+                                                     std::move(find));
     group_ = detail::control_group::world(client_);
   }
 

@@ -68,8 +68,7 @@ class store_file {
     auto const time = std::min<std::chrono::milliseconds>(deadline, std::chrono::hours{24});
     auto const end = steady::now() + time;
     for (;;) {
-      store_address const found = read();
-      if (found.port != 0) {
+      if (store_address found = read(); found.port != 0) {
         return found;
       }
       if (steady::now() >= end) {
@@ -79,18 +78,8 @@ class store_file {
     }
   }
 
-  void remove() const noexcept { static_cast<void>(std::remove(path_.c_str())); }
-
- private:
-  static constexpr std::string_view first_line = "zero store 1";
-
-  [[noreturn]] void refuse(std::string_view expected, std::string_view actual) const {
-    throw communication_error{text("store file ", path_, ": expected ", expected, ", actual ",
-                                   actual, " (rank ", rank_, ")"),
-                              0};
-  }
-
   /// The address; port 0 where there is no file.
+  /// @throws zero::communication_error  a file of another job, or of something else.
   [[nodiscard]] store_address read() const {
     std::FILE* const file = std::fopen(path_.c_str(), "rb");
     if (file == nullptr) {
@@ -124,13 +113,25 @@ class store_file {
     return out;
   }
 
+  void remove() const noexcept { static_cast<void>(std::remove(path_.c_str())); }
+
+ private:
+  static constexpr std::string_view first_line = "zero store 1";
+
+  [[noreturn]] void refuse(std::string_view expected, std::string_view actual) const {
+    throw communication_error{text("store file ", path_, ": expected ", expected, ", actual ",
+                                   actual, " (rank ", rank_, ")"),
+                              0};
+  }
+
   std::string path_;
   std::string job_;
   int rank_;
 };
 
 /// Rank 0 serves at `host` (empty: this host's name), and says where in the file, which it removes
-/// once all ranks are there.
+/// once all ranks are there. The others look at it again while nobody answers: a job that was killed
+/// and begins again finds what it left.
 [[nodiscard]] inline store open_store_file(std::string const& path, int rank, int size,
                                            std::string host, store_options options) {
   store_file const file{path, options.job, rank};
@@ -144,7 +145,8 @@ class store_file {
     }
     address = {std::move(host), 0};
   }
-  store out{rank, size, std::move(address), std::move(options)};
+  store out{rank, size, std::move(address), std::move(options),
+            rank == 0 ? find_store{} : [file] { return file.read(); }};
   if (rank == 0) {
     file.publish(out.address());
   }

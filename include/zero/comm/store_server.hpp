@@ -155,6 +155,9 @@ class store_server {
     for (;;) {
       unique_fd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
       if (fd.empty()) {
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+          std::this_thread::sleep_for(std::chrono::milliseconds{20});  // no descriptor is free
+        }
         return;
       }
       tune(fd.get());
