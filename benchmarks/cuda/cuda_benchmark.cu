@@ -10,8 +10,9 @@
 //                     `of_copy` is that of CUB's transform, which whole packs go through;
 //                     `loop_of_copy` that of its loop, right after it, which takes the rest
 //   loopback_*        two ranks that share the GPU, 64 MiB of float: what both read and write
-//   overlap           a step of stage 2 whose backward takes as long as its communication:
-//                     `hidden` is the part of the communication that costs no time
+//   overlap           a backward of stage 2 that takes as long as its reductions: `hidden` is the
+//                     part of them that costs no time. The update and the gathers come after any
+//                     backward, and are not counted
 //
 // A transform asks the runtime for the current device at each launch, as a loop does. At the first
 // launch of a kernel it also asks for the GPU's shared memory and the kernel's occupancy, and keeps
@@ -223,7 +224,7 @@ __global__ void spin(long long nanoseconds) {
   }
 }
 
-/// Seconds of a backward of eight units over two ranks: with its computation, its communication.
+/// Seconds of a backward of eight units over two ranks: with its computation, its reductions.
 double backward_seconds(double compute_seconds, bool communicates) {
   double took = 0;
   zero::run_loopback(2, [&](zero::loopback& comm) {
@@ -260,18 +261,21 @@ double backward_seconds(double compute_seconds, bool communicates) {
         compute();
       }
     };
-    run();
-    if (communicates) {
-      model.step();
-    }
-    model.wait();
-    double const mine = clock.seconds(stream, [&] {
-      run();
+    auto const step = [&] {
       if (communicates) {
         model.step();
       }
       model.wait();
-    });
+    };
+    run();
+    step();
+    run();
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    double const after = clock.seconds(stream, step);
+    double const mine = clock.seconds(stream, [&] {
+      run();
+      step();
+    }) - after;
     if (comm.rank() == 0) {
       took = mine;
     }
