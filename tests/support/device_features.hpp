@@ -8,10 +8,8 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/train/sharded_model.hpp>
 
-#include <array>
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -122,16 +120,17 @@ class feature_engine {
       for (std::size_t u = 0; u < names_.size(); ++u) {
         auto const lease = micro.forward(u);
       }
-      float const constant = 0.25F * static_cast<float>(rank) + static_cast<float>(m) -
-                             0.5F * static_cast<float>(number);
+      batch const now{m, number,
+                      0.25F * static_cast<float>(rank) + static_cast<float>(m) -
+                          0.5F * static_cast<float>(number)};
       for (std::size_t u = names_.size(); u-- > 0;) {
         if (how.recomputes) {
           auto const lease = micro.recompute(u);
         }
         if (how.by_parameter) {
-          hand_over(model, micro, u, constant, number);
+          hand_over(model, micro, u, now);
         } else {
-          write(model, micro, u, constant, number, how.engine_adds);
+          write(model, micro, u, now, how.engine_adds);
         }
       }
     }
@@ -159,6 +158,13 @@ class feature_engine {
   }
 
  private:
+  /// A micro-batch of a step.
+  struct batch {
+    std::size_t index;
+    std::size_t step;
+    float constant;
+  };
+
   template <class T>
   [[nodiscard]] static zero::any_parameter declared(std::string const& name) {
     return zero::parameter<T>(name, {sizes_.at(name)}, [](std::span<T> out, std::size_t first) {
@@ -180,20 +186,19 @@ class feature_engine {
 
   /// The parameter "skipped" has no gradient on any rank in step 1, and none in the second
   /// micro-batch of the others.
-  [[nodiscard]] static bool skips(std::string const& name, float constant, std::size_t number) {
-    return name == "skipped" && (number == 1 || constant > 0.75F);
+  [[nodiscard]] static bool skips(std::string const& name, batch const& now) {
+    return name == "skipped" && (now.step == 1 || now.index == 1);
   }
 
   template <class Model, class Micro>
-  void write(Model& model, Micro& micro, std::size_t u, float constant, std::size_t number,
-             bool engine_adds) {
+  void write(Model& model, Micro& micro, std::size_t u, batch const& now, bool engine_adds) {
     auto const lease = micro.backward(u);
     for (std::string const& name : names_[u]) {
       std::size_t const id = model.find(name);
       if (name == "frozen") {
         continue;
       }
-      if (skips(name, constant, number)) {
+      if (skips(name, now)) {
         lease.skip(id);
         continue;
       }
@@ -201,7 +206,7 @@ class feature_engine {
         std::span<T> const value = lease.template parameter<T>(id);
         Device::launch(stream_, value.size(),
                        write_gradient<T>{value.data(), lease.template gradient<T>(id).data(),
-                                         constant, engine_adds || lease.accumulate(id)});
+                                         now.constant, engine_adds || lease.accumulate(id)});
       });
     }
   }
@@ -209,14 +214,14 @@ class feature_engine {
   /// One parameter after the other, each in another of the three ways. A tied one is whole after
   /// its last use.
   template <class Model, class Micro>
-  void hand_over(Model& model, Micro& micro, std::size_t u, float constant, std::size_t number) {
+  void hand_over(Model& model, Micro& micro, std::size_t u, batch const& now) {
     auto const lease = micro.backward(u, zero::by_parameter);
     for (std::string const& name : names_[u]) {
       std::size_t const id = model.find(name);
       if (name == "frozen" || (name == "tied" && u != 0)) {
         continue;
       }
-      if (skips(name, constant, number)) {
+      if (skips(name, now)) {
         micro.skip(id);
         continue;
       }
@@ -226,7 +231,7 @@ class feature_engine {
           auto const place = micro.gradient(id);
           Device::launch(stream_, value.size(),
                          write_gradient<T>{value.data(), place.span.template as<T>().data(),
-                                           constant, place.accumulate});
+                                           now.constant, place.accumulate});
           micro.gradient_ready(id);
           return;
         }
@@ -237,7 +242,7 @@ class feature_engine {
         }
         std::span<T> const own = scratch<T>(name, value.size());
         Device::launch(on, own.size(),
-                       write_gradient<T>{value.data(), own.data(), constant, false});
+                       write_gradient<T>{value.data(), own.data(), now.constant, false});
         if (id % 3 == 1) {
           micro.gradient_ready(id, own);
         } else {

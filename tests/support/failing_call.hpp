@@ -88,18 +88,23 @@ void live_captured(Communicator& comm, setting const& how) {
 template <class Run, class Life>
 [[nodiscard]] messages lives(Run const& run, Life const& life) {
   messages out;
+  std::array<bool, 2> began{};
   try {
     run([&](auto& comm) {
+      auto const rank = static_cast<std::size_t>(comm.rank());
+      began[rank] = true;
       try {
         life(comm);
       } catch (std::exception const& failure) {
-        out[static_cast<std::size_t>(comm.rank())] = failure.what();
+        out[rank] = failure.what();
         throw;
       }
     });
   } catch (std::exception const& failure) {
-    for (std::string& each : out) {
-      each = each.empty() ? failure.what() : each;  // before the ranks began, or no such rank
+    for (std::size_t rank = 0; rank < out.size(); ++rank) {
+      if (!began[rank]) {  // or there is no such rank
+        out[rank] = failure.what();
+      }
     }
   }
   return out;

@@ -4,6 +4,7 @@
 #include <zero/comm/solo.hpp>
 
 #include <doctest/doctest.h>
+#include <fake/cuda.hpp>
 #include <support/device_reports.hpp>
 #include <support/watchdog.hpp>
 

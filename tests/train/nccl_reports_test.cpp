@@ -3,6 +3,7 @@
 #include <zero/comm/nccl.hpp>
 
 #include <doctest/doctest.h>
+#include <fake/cuda.hpp>
 #include <support/device_reports.hpp>
 #include <support/watchdog.hpp>
 

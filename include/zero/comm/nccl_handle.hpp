@@ -222,9 +222,12 @@ class nccl_handle {
 
   /// After an error of CUDA, for which the group has failed.
   [[nodiscard]] bool drain_device() const noexcept {
-    device_scope const current{device_, std::nothrow};
-    relaxed_capture const relaxed;
-    return cudaDeviceSynchronize() == cudaSuccess;
+    try {
+      device_scope const current{device_};
+      return cudaDeviceSynchronize() == cudaSuccess;
+    } catch (std::exception const&) {
+      return false;
+    }
   }
 
   void fail_late(std::chrono::milliseconds most) noexcept {

@@ -95,6 +95,15 @@ class nccl_registration {
     }
   }
 
+  /// Whether this is a symmetric window.
+  [[nodiscard]] bool is_window() const noexcept {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    return window_ != nullptr;
+#else
+    return false;
+#endif
+  }
+
   /// 1 + the offset in this symmetric window, 0 elsewhere.
   [[nodiscard]] std::uint64_t place([[maybe_unused]] void const* memory) const noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)

@@ -110,7 +110,7 @@ struct nccl_rank {
   /// them.
   ~nccl_rank() {
     std::chrono::milliseconds most = handle.deadline();
-    if (std::uncaught_exceptions() > 0) {
+    if (std::uncaught_exceptions() > exceptions) {
       most = std::min<std::chrono::milliseconds>(most, handle.end_time);
     }
     if (!handle.drain(most)) {
@@ -139,6 +139,9 @@ struct nccl_rank {
     std::uint64_t place = 0;
     auto const add = [&](void const* memory, bool is_shared) {
       for (nccl_registration const& each : registrations) {
+        if (!each.is_window()) {
+          continue;
+        }
         std::uint64_t const at = each.place(memory);
         place = hash_next(place, is_shared ? at : std::min<std::uint64_t>(at, 1));
       }
@@ -196,6 +199,7 @@ struct nccl_rank {
   std::optional<nccl_block> scratch;  // of this rank's own, as the next
   std::optional<nccl_block> barrier;  // what a barrier sums
   std::vector<void const*> sources;
+  int exceptions = std::uncaught_exceptions();
   nccl_handle handle;
   std::vector<nccl_registration> registrations;
   std::vector<nccl_registration> own_registrations;

@@ -8,6 +8,7 @@
 #include <zero/core/error.hpp>
 #include <zero/device/wait.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -35,11 +36,11 @@ struct store_options {
   std::chrono::milliseconds linger = std::chrono::seconds{10};
 };
 
-namespace detail {
-
-/// Where rank 0 serves, as far as is known: asked before each attempt to connect; port 0: nothing
-/// new.
+/// Tells where rank 0 serves, as far as is known: asked before each attempt to connect, of which
+/// none lasts longer than a second then. Port 0: nothing new. What it throws, `store` throws.
 using find_store = std::function<store_address()>;
+
+namespace detail {
 
 /// A rank's connection, and rank 0's server.
 class store_client final : public control_client {
@@ -92,6 +93,7 @@ class store_client final : public control_client {
   static constexpr std::chrono::seconds send_time{30};
   static constexpr std::chrono::seconds goodbye_time{2};
   static constexpr std::chrono::milliseconds retry_time{20};
+  static constexpr std::chrono::seconds attempt_time{1};
 
   [[noreturn]] void give_up(std::string_view expected, std::string_view actual) const {
     throw communication_error{text("store: expected ", expected, " from ", address_.host, " port ",
@@ -112,7 +114,8 @@ class store_client final : public control_client {
         int code = ::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
         if (code == EINPROGRESS) {
           socklen_t size = sizeof code;
-          code = wait_for_socket(fd.get(), POLLOUT, end) ? 0 : ETIMEDOUT;
+          auto const patience = find_ ? std::min(end, steady::now() + attempt_time) : end;
+          code = wait_for_socket(fd.get(), POLLOUT, patience) ? 0 : ETIMEDOUT;
           if (code == 0) {
             static_cast<void>(::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &size));
           }
@@ -221,8 +224,7 @@ class store_client final : public control_client {
 ///                                    another job, world size or version, or a rank that is there.
 class store {
  public:
-  store(int rank, int size, store_address address, store_options options = {},
-        detail::find_store find = {})
+  store(int rank, int size, store_address address, store_options options = {}, find_store find = {})
       : deadline_{options.deadline} {
     auto const refuse = [&](std::string_view expected, auto const& actual) {
       throw usage_error{

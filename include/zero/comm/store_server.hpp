@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -155,8 +156,8 @@ class store_server {
     for (;;) {
       unique_fd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
       if (fd.empty()) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK) {
-          std::this_thread::sleep_for(std::chrono::milliseconds{20});  // no descriptor is free
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+          std::this_thread::sleep_for(std::chrono::milliseconds{20});  // until something is free
         }
         return;
       }

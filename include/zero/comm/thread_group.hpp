@@ -170,8 +170,8 @@ class thread_group {
   void wait_for_readers(thread_place const& here) noexcept {
     here.channel.wait_until_unread(here.rank);
     if constexpr (!Device::has_host_memory) {
-      for (thread_member<Device> const& each :
-           members_) {  // streams; one that failed reads no more
+      // Streams, of which one that has failed reads no more.
+      for (thread_member<Device> const& each : members_) {
         Device::clean_up([&] { each.events.reduced.wait(); });
         Device::clean_up([&] { each.events.finished.wait(); });
       }

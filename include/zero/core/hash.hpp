@@ -14,10 +14,12 @@
 
 namespace zero::inline v0::detail {
 
-/// The hash of some words, 0 of none, and one more word: a step is a bijection of either.
+/// The hash of some words, 0 of none, and one more word: a step is a bijection of either. Two rounds
+/// let every bit of a word change every later one: after one, sign bits of neighbours cancel.
 [[nodiscard]] constexpr std::uint64_t hash_next(std::uint64_t hash, std::uint64_t word) noexcept {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15U + 1;  // + 1: a first word of 0 counts
-  return hash ^ (hash >> 32U);
+  hash = (hash ^ (hash >> 32U)) * 0xbf58476d1ce4e5b9U;
+  return hash ^ (hash >> 29U);
 }
 
 /// The hash of bytes, of which eight are a word, and of their number.

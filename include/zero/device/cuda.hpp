@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -87,7 +86,7 @@ class cuda {
     detail::relaxed_capture const relaxed;
     try {
       work();
-    } catch (std::exception const&) {  // was thrown before, or the next call throws it
+    } catch (...) {  // was thrown before, or the next call throws it
     }
   }
 

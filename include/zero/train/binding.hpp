@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/device/arena.hpp>
 #include <zero/train/agreement.hpp>
 #include <zero/train/model_spec.hpp>

@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/shard/bucketed.hpp>
 #include <zero/train/accumulation.hpp>
 #include <zero/train/binding.hpp>

@@ -3,6 +3,7 @@
 
 #include <zero/comm/concept.hpp>
 #include <zero/comm/metered.hpp>
+#include <zero/core/hash.hpp>
 #include <zero/train/gradient_reducer.hpp>
 #include <zero/train/lease.hpp>
 #include <zero/train/leased_values.hpp>
@@ -279,7 +280,10 @@ class model {
     });
   }
 
-  [[nodiscard]] bool capturing() const { return engine_.capturing(); }
+  [[nodiscard]] bool failed() const noexcept { return failure_ != nullptr; }
+  [[nodiscard]] bool capturing() {
+    return guarded([&] { return engine_.capturing(); });
+  }
 
   /// The engine's stream began to record a graph, which must be one of whole steps.
   void begin_capture() {

@@ -241,7 +241,8 @@ class sharded_model {
   /// afterwards.
   ///
   /// Collective: every rank calls it.
-  /// @throws zero::usage_error  a tensor without tensor_traits::allocate.
+  /// @throws zero::usage_error  a tensor without tensor_traits::allocate; a capture is under way;
+  ///                            ranks disagreed in the last step.
   void release() {
     note_capture();
     model_->release([this] { take_back_memory(); });
@@ -272,6 +273,7 @@ class sharded_model {
   }
 
   /// How many updates a parameter has had. Waits for the last step.
+  /// @throws zero::usage_error  ranks disagreed in it.
   [[nodiscard]] std::int64_t steps(std::size_t id) { return model_->steps(id); }
 
   [[nodiscard]] zero::plan const& plan() const noexcept { return spec_->planned(); }
@@ -346,6 +348,9 @@ class sharded_model {
 
   /// Notice where a capture begins and ends: what it records isn't sent, but by each replay.
   void note_capture() {
+    if (model_->failed()) {
+      return;  // each call says so
+    }
     bool const now = model_->capturing();
     if (now == capturing_) {
       return;
