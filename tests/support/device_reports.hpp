@@ -77,8 +77,8 @@ void check_overflow(Communicator& comm, setting const& how) {
 }
 
 /// One rank has another learning rate in one step, and the host is steps ahead of the device when
-/// that finds it: all ranks are told, and nothing was updated from there on (in stage 3 no value can
-/// be read any more).
+/// that finds it: all ranks are told, and nothing was updated from there on (of stage 3 no value
+/// can be read any more).
 template <class Communicator>
 void check_late_disagreement(Communicator& comm, setting const& how) {
   reporting_rank rank{comm, how};

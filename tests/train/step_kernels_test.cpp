@@ -71,9 +71,10 @@ step_state combined(std::vector<step_header> const& headers, std::size_t here = 
 
 }  // namespace
 
-TEST_CASE("a step begins with nothing of the last one") {
+TEST_CASE("a step begins with nothing of the last one, but for a fault") {
   step_state state;
   std::memset(static_cast<void*>(&state), 0xff, sizeof state);
+  state.report.fault = step_fault::none;
   norm_sum sum{77};
   once(begin_step{&state, &sum, header(3, 4, 5, 6)});
   CHECK(state.mine.over.microbatches == 3);
@@ -86,6 +87,15 @@ TEST_CASE("a step begins with nothing of the last one") {
   CHECK(state.report.fault == step_fault::none);
   CHECK(state.largest.value == 0);
   CHECK(sum == norm_sum{});
+  state.report.fault = step_fault::order;
+  state.report.rank = 2;
+  state.report.expected = 7;
+  state.report.actual = 8;
+  once(begin_step{&state, &sum, header(3, 4, 5, 6)});
+  CHECK(state.report.fault == step_fault::order);
+  CHECK(state.report.rank == 2);
+  CHECK(state.report.expected == 7);
+  CHECK(state.report.actual == 8);
 }
 
 TEST_CASE("flags are written one a byte, up to 768 of them, and none behind the last") {

@@ -130,8 +130,8 @@ class store_file {
 };
 
 /// Rank 0 serves at `host` (empty: this host's name), and says where in the file, which it removes
-/// once all ranks are there. The others look at it again while nobody answers: a job that was killed
-/// and begins again finds what it left.
+/// once all ranks are there. The others look at it again while nobody answers: a job that was
+/// killed and begins again finds what it left.
 [[nodiscard]] inline store open_store_file(std::string const& path, int rank, int size,
                                            std::string host, store_options options) {
   store_file const file{path, options.job, rank};

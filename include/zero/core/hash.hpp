@@ -10,12 +10,13 @@
 #include <span>
 
 /// @file
-/// A hash of 64-bit words, or of bytes, in their order, with which ranks compare what they did and hold.
+/// A hash of 64-bit words, or of bytes, in their order, with which ranks compare what they did and
+/// hold.
 
 namespace zero::inline v0::detail {
 
-/// The hash of some words, 0 of none, and one more word: a step is a bijection of either. Two rounds
-/// let every bit of a word change every later one: after one, sign bits of neighbours cancel.
+/// The hash of some words, 0 of none, and one more word: a step is a bijection of either. After one
+/// round the sign bits of neighbours would cancel; hence two.
 [[nodiscard]] constexpr std::uint64_t hash_next(std::uint64_t hash, std::uint64_t word) noexcept {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15U + 1;  // + 1: a first word of 0 counts
   hash = (hash ^ (hash >> 32U)) * 0xbf58476d1ce4e5b9U;
