@@ -80,7 +80,7 @@ template <communicator Communicator, class Hash>
 [[nodiscard]] std::optional<std::size_t> first_difference(Communicator& comm, Hash hash_of) {
   auto const differ = [&](std::size_t n) {
     std::vector<std::uint64_t> const all = gathered(comm, hash_of(n));
-    return std::ranges::adjacent_find(all, std::ranges::not_equal_to{}) != all.end();
+    return std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>{}) != all.end();
   };
   if (!differ(std::numeric_limits<std::size_t>::max())) {
     return std::nullopt;

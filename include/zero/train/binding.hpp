@@ -381,7 +381,7 @@ class binding {
     if (different) {
       std::vector<std::uint64_t> const all = gathered(comm, mine[*different]);
       auto const other =
-          std::ranges::find_if(all, [&](std::uint64_t each) { return each != all[0]; });
+          std::find_if(all.begin(), all.end(), [&](std::uint64_t each) { return each != all[0]; });
       throw usage_error{text("sharded_model: expected parameter '", declared(*different).name,
                              "' to start from the values of rank 0, actual others (rank ",
                              other - all.begin(), ")")};
