@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A call of NCCL or the CUDA runtime fails under a model over NCCL, each in turn: an exception on
 // every rank, no leak, no hang. Of stage 3 in ordered mode every call fails; else, for time, every
-// third of each rank and function, with a captured step every fifth, and under ThreadSanitizer a
-// fifth of those.
+// third of each rank and function, and under ThreadSanitizer a fifth of those.
 #include <zero/comm/nccl.hpp>
 
 #include <doctest/doctest.h>
