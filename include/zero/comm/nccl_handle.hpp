@@ -193,23 +193,13 @@ class nccl_handle {
 
   /// Wait until NCCL has taken the last call.
   void settle(char const* name) {
-    if (!settles(name)) {
-      fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
-                rank(), ")"));
-      control_->failure().raise();
-    }
-  }
-
-  /// Whether NCCL takes the last call before the deadline.
-  [[nodiscard]] bool settles(char const* name) {
     auto const start = std::chrono::steady_clock::now();
     std::chrono::microseconds pause{0};
-    for (;;) {
-      if (is_settled(name)) {
-        return true;
-      }
+    while (!is_settled(name)) {
       if (std::chrono::steady_clock::now() - start > deadline()) {
-        return false;
+        fail(text(name, ": expected its end within ", deadline().count(), " ms, actual none (rank ",
+                  rank(), ")"));
+        control_->failure().raise();
       }
       if (pause.count() == 0) {
         std::this_thread::yield();

@@ -339,8 +339,7 @@ class model {
                                  here(), "; add allocate to its zero::tensor_traits")};
         }
       }
-      static_cast<void>(update_.outcome());
-      update_.wait();
+      static_cast<void>(update_.outcome());  // the host waits
       values_.begin(pass::evaluation);
       for (std::size_t u = 0; u < of().units().size(); ++u) {
         values_.give_back(u, engine_);

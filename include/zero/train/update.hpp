@@ -168,10 +168,13 @@ class update {
     }
   }
 
-  /// Waits for the last step.
+  /// Waits for the last step, once.
   /// @throws zero::usage_error  ranks disagreed; nothing was updated.
   [[nodiscard]] step_outcome outcome() const {
-    wait_for_device();
+    if (!done_) {
+      finished_.wait();
+      done_ = recorded_;
+    }
     throw_fault(found(), comm_->rank());
     return {found().norm, found().skipped != 0};
   }
@@ -187,14 +190,6 @@ class update {
   }
 
  private:
-  /// Let the host wait for the last step, once.
-  void wait_for_device() const {
-    if (!done_) {
-      finished_.wait();
-      done_ = recorded_;
-    }
-  }
-
   struct give_back {
     void operator()(step_report* report) const noexcept {
       device::deallocate_host(report, sizeof *report);
